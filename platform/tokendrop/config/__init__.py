@@ -1,0 +1,1 @@
+"""What a run is: frozen dataclasses, read from YAML and checked once."""

@@ -1,0 +1,86 @@
+"""The root of a run's configuration."""
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from tokendrop.config.data import DataConfig
+from tokendrop.config.drop import Clock, DropConfig
+from tokendrop.config.model import BertConfig, GptConfig
+from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig, TrackConfig
+from tokendrop.config.train import TrainConfig
+from tokendrop.schedule.batch import BatchSplit
+from tokendrop.schedule.duration import Duration
+from tokendrop.schedule.plan import RunPlan, build_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentConfig:
+    """One run, whole; rules over two branches are checked here."""
+
+    name: str
+    seed: int = 1234
+    runs_folder: str = "runs"
+    """Run folders are made below this one; a path that all workers share."""
+    model: GptConfig | BertConfig
+    data: DataConfig
+    train: TrainConfig
+    drop: DropConfig = field(default_factory=DropConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(letter.isalnum() or letter in "-_." for letter in self.name):
+            raise ValueError(f"name: want letters, digits, '-', '_' and '.', got {self.name!r}")
+        self.plan()
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.global_batch * self.model.sequence_length
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run; a length in tokens is rounded up to whole steps."""
+        return ceil(self.train.length.steps(tokens_per_step=self.tokens_per_step))
+
+    def in_steps(self, duration: Duration) -> int:
+        """A duration as whole steps, at least 1."""
+        steps = duration.steps(tokens_per_step=self.tokens_per_step, total_steps=self.steps)
+        return max(1, round(steps))
+
+    def plan(self) -> RunPlan:
+        """The whole run, step by step.
+
+        Raises:
+            ValueError: two branches do not fit together; the message names the keys.
+        """
+        train, shape = self.train, self.model.shape
+        batch = BatchSplit(
+            global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=self.scaling.workers
+        )
+        clock = Clock(
+            sequence_length=shape.sequence_length, tokens_per_step=self.tokens_per_step, total_steps=self.steps
+        )
+        try:
+            schedule = self.drop.schedule.build(clock)
+        except ValueError as error:
+            raise ValueError(f"drop.schedule: {error}") from None
+        longest = schedule.kept_length(self.steps)
+        if longest > shape.sequence_length:
+            raise ValueError(
+                f"drop.schedule: a kept length of {longest} is over model.sequence_length={shape.sequence_length}"
+            )
+        warmup = train.warmup.steps(tokens_per_step=self.tokens_per_step, total_steps=self.steps)
+        return build_plan(
+            steps=self.steps,
+            schedule=schedule,
+            shape=shape,
+            dropped_layers=self.drop.dropped_layers(shape.layers),
+            batch=batch,
+            lr_clock=train.lr_clock,
+            warmup_steps=round(warmup),
+            peak_lr=train.peak_lr,
+            final_lr=train.final_lr,
+            decay=train.decay,
+        )

@@ -1,0 +1,228 @@
+"""YAML job files into dataclasses: one `base:`, `key=value` overrides, errors that name the key."""
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.errors import UserError
+from tokendrop.schedule.duration import Duration
+
+Tree = dict[str, Any]
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """Read a job file, apply `key=value` overrides with dotted keys, and check the whole.
+
+    Raises:
+        UserError: the file, a key or a value is wrong; the message names it.
+    """
+    tree = _read(Path(path), depth=0)
+    for override in overrides:
+        _override(tree, override)
+    try:
+        return build(ExperimentConfig, tree, "")
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def dump_job(config: ExperimentConfig) -> str:
+    """The resolved job as YAML; `load_job` reads it back to an equal configuration."""
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _read(path: Path, *, depth: int) -> Tree:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: can't read this job file ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: a job file must be UTF-8 text") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: want a mapping of keys such as 'model:' and 'train:', got {_kind(tree)}")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base: want the path of one job file, got {_kind(base)}")
+    if depth:
+        raise UserError(f"{path}: base: a base job can't have a base of its own")
+    return _merge(_read(path.parent / base, depth=depth + 1), tree)
+
+
+def _merge(base: Tree, over: Tree) -> Tree:
+    """`over` on top of `base`, branch by branch; a branch of another kind or preset replaces, not merges."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and _same_kind(below, value):
+            value = _merge(below, value)
+        merged[key] = value
+    return merged
+
+
+def _same_kind(below: Tree, over: Tree) -> bool:
+    return "kind" not in over or over["kind"] == below.get("kind")
+
+
+def _override(tree: Tree, text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"override {text!r}: want key=value, such as train.steps=100")
+    *branches, leaf = key.split(".")
+    for branch in branches:
+        below = tree.get(branch)
+        if below is None:
+            below = tree[branch] = {}
+        if not isinstance(below, dict):
+            raise UserError(f"override {text!r}: '{branch}' holds {_kind(below)}, it has no keys below it")
+        tree = below
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UserError(f"override {text!r}: the value is not valid YAML") from None
+    tree[leaf] = _merge(tree.get(leaf) or {}, parsed) if isinstance(parsed, dict) else parsed
+
+
+def build(target: Any, value: Any, path: str) -> Any:
+    """`value` from YAML as the type `target`.
+
+    Raises:
+        UserError: it does not fit; the message begins with the dotted path of the key.
+    """
+    origin, arguments = get_origin(target), get_args(target)
+    if dataclasses.is_dataclass(target) and target is not Duration:
+        return _dataclass(target, value, path)
+    if origin in (Union, types.UnionType):
+        return _union(arguments, value, path)
+    if origin is Literal:
+        if value not in arguments:
+            raise UserError(f"{path}: want one of {', '.join(map(str, arguments))}{_found(value, arguments)}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise UserError(f"{path}: want a list, got {_kind(value)}")
+        return tuple(build(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    return _scalar(target, value, path)
+
+
+def _dataclass(target: Any, value: Any, path: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{path or 'job'}: want a mapping of keys, got {_kind(value)}")
+    value = _with_preset(target, dict(value), path)
+    hints = get_type_hints(target)
+    fields = {field.name: field for field in dataclasses.fields(target)}
+    for key in value:
+        if key not in fields:
+            raise UserError(f"{_join(path, key)}: unknown key{_suggestion(key, list(fields))}")
+    for name, field in fields.items():
+        missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if missing and name not in value:
+            raise UserError(f"{_join(path, name)}: this key is needed and missing")
+    arguments = {key: build(hints[key], item, _join(path, key)) for key, item in value.items()}
+    try:
+        return target(**arguments)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path}: {error}" if path else str(error)) from None
+
+
+def _with_preset(target: Any, value: Tree, path: str) -> Tree:
+    presets: dict[str, Tree] = getattr(target, "PRESETS", {})
+    preset = value.get("preset")
+    if not presets or preset is None:
+        return value
+    if preset not in presets:
+        raise UserError(f"{path}.preset: want one of {', '.join(presets)}{_found(preset, presets)}")
+    return presets[preset] | value
+
+
+def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
+    """None, or one of several dataclasses told apart by `kind`, or the first plain type that fits."""
+    if value is None and type(None) in members:
+        return None
+    members = tuple(member for member in members if member is not type(None))
+    kinds = {get_args(get_type_hints(m)["kind"])[0]: m for m in members if dataclasses.is_dataclass(m) and m is not Duration}
+    if kinds and isinstance(value, Mapping):
+        if len(kinds) > 1 and "kind" not in value:
+            raise UserError(f"{path}.kind: this key is needed: one of {', '.join(kinds)}")
+        kind = value.get("kind", next(iter(kinds)))
+        if kind not in kinds:
+            raise UserError(f"{path}.kind: want one of {', '.join(kinds)}{_found(kind, kinds)}")
+        return _dataclass(kinds[kind], value, path)
+    errors: list[UserError] = []
+    for member in members:
+        try:
+            return build(member, value, path)
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _scalar(target: Any, value: Any, path: str) -> Any:
+    if target is Duration:
+        try:
+            return Duration.parse(value)
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
+    if target is bool and isinstance(value, bool):
+        return value
+    if target is str and isinstance(value, str):
+        return value
+    number = _number(value)
+    if target is float and number is not None:
+        return float(number)
+    if target is int and number is not None and number == int(number):
+        return int(number)
+    names = {bool: "true or false", str: "text", float: "a number", int: "a whole number"}
+    raise UserError(f"{path}: want {names[target]}, got {_kind(value)}")
+
+
+def _number(value: Any) -> int | float | None:
+    """PyYAML reads 3e-4 as text; both spellings count as numbers here."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value in (float("inf"), float("-inf")) or value != value:
+        return None
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Duration):
+        return str(value)
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else repr(value)
+
+
+def _suggestion(key: Any, names: Sequence[str]) -> str:
+    near = get_close_matches(str(key), names, n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; want one of {', '.join(names)}"
+
+
+def _found(value: Any, names: Any) -> str:
+    near = get_close_matches(str(value), list(map(str, names)), n=1)
+    return f", got {value!r}" + (f"; did you mean '{near[0]}'?" if near else "")

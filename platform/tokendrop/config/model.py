@@ -1,0 +1,91 @@
+"""What is trained."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from tokendrop.schedule.costs import ModelShape
+
+Sizes = dict[str, int]
+
+
+def _sizes(layers: int, width: int, heads: int, sequence_length: int) -> Sizes:
+    return {"layers": layers, "width": width, "heads": heads, "sequence_length": sequence_length}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerConfig:
+    """What every transformer here has."""
+
+    PRESETS: ClassVar[dict[str, Sizes]]
+    causal: ClassVar[bool]
+
+    preset: str | None = None
+    """A named size; keys given beside it win."""
+    layers: int
+    width: int
+    heads: int
+    sequence_length: int
+    """Tokens of one training sequence."""
+    vocab_size: int
+    """Rows of the embedding; at least the tokenizer's size. A multiple of 64 is fastest."""
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        sizes = (self.layers, self.width, self.heads, self.sequence_length, self.vocab_size)
+        if min(sizes) < 1:
+            raise ValueError(f"want layers, width, heads, sequence_length and vocab_size of at least 1, got {sizes}")
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width} must be a multiple of heads={self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"want 0 <= dropout < 1, got {self.dropout}")
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(
+            layers=self.layers,
+            width=self.width,
+            sequence_length=self.sequence_length,
+            vocab_size=self.vocab_size,
+            mlp_width=4 * self.width,
+            causal=self.causal,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptConfig(TransformerConfig):
+    """A decoder in the style of GPT-2 and GPT-3."""
+
+    PRESETS = {
+        "gpt-1m": _sizes(4, 128, 4, 256),
+        "gpt-5m": _sizes(6, 256, 4, 512),
+        "gpt-10m": _sizes(8, 320, 5, 512),
+        "gpt-30m": _sizes(8, 512, 8, 1024),
+        "gpt2-124m": _sizes(12, 768, 12, 1024),
+        # Brown et al. 2020, table 2.1; the 1.3B model with 16 heads, as Megatron-DeepSpeed trains it
+        "gpt3-125m": _sizes(12, 768, 12, 2048),
+        "gpt3-350m": _sizes(24, 1024, 16, 2048),
+        "gpt3-760m": _sizes(24, 1536, 16, 2048),
+        "gpt3-1.3b": _sizes(24, 2048, 16, 2048),
+    }
+    causal = True
+
+    kind: Literal["gpt"] = "gpt"
+    positions: Literal["learned", "rotary"] = "learned"
+
+    def __post_init__(self) -> None:
+        super(GptConfig, self).__post_init__()
+        if self.positions == "rotary" and (self.width // self.heads) % 2:
+            raise ValueError(f"rotary positions want an even head width, got {self.width}/{self.heads}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertConfig(TransformerConfig):
+    """An encoder in the style of BERT."""
+
+    PRESETS = {
+        "bert-base": _sizes(12, 768, 12, 512),
+        "bert-large": _sizes(24, 1024, 16, 512),
+    }
+    causal = False
+
+    kind: Literal["bert"] = "bert"

@@ -1,0 +1,43 @@
+"""How it is trained."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokendrop.schedule.duration import Duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """Length, batch, optimizer and precision of a run."""
+
+    length: Duration
+    """How long: `300e9 tokens` or `2000000 steps`."""
+    global_batch: int
+    """Sequences of one optimizer step, over all workers."""
+    micro_batch: int
+    """Sequences that one worker runs at a time; the rest is accumulated."""
+    peak_lr: float
+    final_lr: float = 0.0
+    warmup: Duration = Duration.parse("1%")
+    """Of the step schedule; with `lr_clock: layer_token` it lasts as many layer tokens (appendix C)."""
+    decay: Literal["linear", "cosine", "constant"] = "cosine"
+    lr_clock: Literal["step", "layer_token"] = "step"
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
+    """auto: bf16 autocast where the device computes in bf16, else fp32."""
+    compile: bool = False
+    """torch.compile each layer: two graphs, however many kept lengths. Worth it on GPUs."""
+    activation_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass, from the same kept tokens."""
+
+    def __post_init__(self) -> None:
+        if self.peak_lr <= 0 or self.weight_decay < 0 or self.max_grad_norm <= 0 or self.epsilon <= 0:
+            raise ValueError("want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError(f"want 0 <= beta1, beta2 < 1, got {self.beta1}, {self.beta2}")
+        if self.length.unit == "%":
+            raise ValueError(f"length: want steps or tokens, got {self.length}")

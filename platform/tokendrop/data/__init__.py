@@ -1,0 +1,1 @@
+"""From text to rows of tokens, in an order that is arithmetic."""

@@ -1,0 +1,62 @@
+"""A worker's micro batches: rows found by arithmetic from the step, whatever the world size."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokendrop.data.order import sample_ids
+from tokendrop.data.shards import Rows
+from tokendrop.models.batch import Batch
+from tokendrop.schedule.batch import BatchSplit
+
+
+class RowBatches:
+    """`Batches` over the rows of a corpus."""
+
+    def __init__(
+        self,
+        *,
+        train: Rows,
+        validation: Rows,
+        split: BatchSplit,
+        rank: int,
+        seed: int,
+        validation_rows: int,
+        device: torch.device,
+    ) -> None:
+        self.train, self.split, self.rank, self.seed, self.device = train, split, rank, seed, device
+        self.held_out = self._held_out(validation, validation_rows)
+
+    def of_step(self, step: int) -> Iterator[Batch]:
+        """This worker's micro batches of one step."""
+        split = self.split
+        for number in split.micro_batches(self.rank):
+            first = step * split.global_batch + number * split.micro_batch
+            positions = np.arange(first, first + split.micro_batch)
+            ids = sample_ids(positions, rows=len(self.train), seed=self.seed)
+            yield self._batch(self.train.read(ids % len(self.train)), ids, number)
+
+    def validation(self) -> Sequence[Batch]:
+        return self.held_out
+
+    def _held_out(self, rows: Rows, wanted: int) -> list[Batch]:
+        """The first held-out rows in whole micro batches, the same number for each worker, at least one."""
+        size = min(self.split.micro_batch, max(1, len(rows) // self.split.world_size))
+        rounds = max(1, min(wanted, len(rows)) // (size * self.split.world_size))
+        batches = []
+        for turn in range(rounds):
+            first = (turn * self.split.world_size + self.rank) * size
+            numbers = np.arange(first, first + size) % len(rows)
+            batches.append(self._batch(rows.read(numbers), numbers, turn))
+        return batches
+
+    def _batch(self, rows_BT: NDArray[np.int64], ids_B: NDArray[np.int64], number: int) -> Batch:
+        tokens = torch.from_numpy(rows_BT).to(self.device)
+        return Batch(
+            input_ids_BS=tokens[:, :-1],
+            labels_BS=tokens[:, 1:],
+            sample_ids_B=torch.from_numpy(ids_B).to(self.device),
+            number=number,
+        )

@@ -1,0 +1,99 @@
+"""A run on Ray Train, from its configuration to its summary."""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray.train
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.pipeline import prepare
+from tokendrop.errors import UserError
+from tokendrop.launch.cluster import connect
+from tokendrop.launch.watch import Watcher
+from tokendrop.launch.worker import WorkerTask, run_worker
+from tokendrop.models.build import check_trainable
+from tokendrop.track.mlflow import MlflowMirror
+from tokendrop.track.run_folder import CHECKPOINTS, create_run_folder, describe_run, open_run_folder, summarize
+from tokendrop.train.checkpoint import committed, read_meta
+
+_RAY_STATE = "ray"
+
+
+def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
+    """Train, and return the run's summary.
+
+    Args:
+        resume: the folder of an earlier run of this job, to go on from its last checkpoint.
+    Raises:
+        UserError: the job is wrong; nothing was started.
+        ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
+    """
+    check_trainable(config.model)
+    if resume is not None:
+        check_same_model(config, resume)
+    connect()
+    check_resources(config)
+    data = prepare(config)
+    if resume is None:
+        run = create_run_folder(config)
+    else:
+        run = resume.absolute()
+    describe_run(run, config, data)
+
+    mirror = MlflowMirror(run, config) if config.track.uri else None
+    with Watcher(run, config, mirror):
+        _trainer(WorkerTask(config=config, run=run, data=data)).fit()
+    shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
+    return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
+
+
+def _trainer(task: WorkerTask) -> TorchTrainer:
+    scaling = task.config.scaling
+    on_gpus = scaling.gpus_per_worker > 0
+    return TorchTrainer(
+        _train_loop,
+        train_loop_config={"task": task},
+        torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo", timeout_s=int(scaling.peer_timeout_s)),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=scaling.workers,
+            use_gpu=on_gpus,
+            resources_per_worker={"CPU": scaling.cpus_per_worker} | ({"GPU": scaling.gpus_per_worker} if on_gpus else {}),
+        ),
+        run_config=ray.train.RunConfig(
+            name=_RAY_STATE,
+            storage_path=str(task.run),
+            failure_config=ray.train.FailureConfig(max_failures=scaling.max_restarts),
+        ),
+    )
+
+
+def _train_loop(settings: dict[str, Any]) -> None:
+    run_worker(settings["task"], local_rank=ray.train.get_context().get_local_rank())
+
+
+def check_same_model(config: ExperimentConfig, run: Path) -> None:
+    """Raises UserError unless the checkpoints of `run` hold this job's model."""
+    open_run_folder(run)
+    for checkpoint in committed(run / CHECKPOINTS)[-1:]:
+        saved, wanted = read_meta(checkpoint)["model"], asdict(config.model)
+        for key in wanted:
+            if key != "preset" and saved.get(key) != wanted[key]:
+                raise UserError(
+                    f"{checkpoint}: a checkpoint of another model: model.{key} is {saved.get(key)} there"
+                    f" and {wanted[key]} in this job"
+                )
+
+
+def check_resources(config: ExperimentConfig) -> None:
+    """Raises UserError where the cluster could never hold the run's workers; without an autoscaler, that is."""
+    scaling, total = config.scaling, ray.cluster_resources()
+    wanted = {"CPU": scaling.workers * scaling.cpus_per_worker, "GPU": scaling.workers * scaling.gpus_per_worker}
+    for resource, count in wanted.items():
+        if count > total.get(resource, 0):
+            raise UserError(
+                f"scaling: {scaling.workers} workers want {count} {resource}s, this cluster has"
+                f" {total.get(resource, 0):g}; lower scaling.workers or scaling.{resource.lower()}s_per_worker"
+            )

@@ -1,0 +1,126 @@
+"""Follows a run from outside of its workers: the live line, and MLflow."""
+
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.track.journal import MetricsTail
+from tokendrop.track.mlflow import MlflowMirror
+
+_POLL_S, _MIRROR_EVERY_S, _PLAIN_LINE_EVERY_S = 0.5, 5.0, 10.0
+
+
+class Watcher:
+    """While its block runs, a thread shows the run's progress and mirrors it to MLflow."""
+
+    def __init__(self, run: Path, config: ExperimentConfig, mirror: MlflowMirror | None) -> None:
+        self.run, self.config, self.mirror = run, config, mirror
+        self._tail = MetricsTail(run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0)
+        self._line = LiveLine(config)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._complained = False
+
+    def __enter__(self) -> "Watcher":
+        say(f"run      {self.run}")
+        self._mirror()  # before training starts: creating MLflow's tables would slow the first steps down
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._line.end()
+        self._mirror(status="FINISHED" if kind is None else "FAILED")
+
+    def _follow(self) -> None:
+        mirrored = time.monotonic()
+        while True:
+            stopping = self._stop.wait(_POLL_S)
+            for line in self._tail.read():
+                self._line.show(line)
+            if stopping:
+                return
+            if time.monotonic() - mirrored > _MIRROR_EVERY_S:
+                self._mirror()
+                mirrored = time.monotonic()
+
+    def _mirror(self, status: str | None = None) -> None:
+        if self.mirror is None:
+            return
+        try:
+            self.mirror.sync(status)
+            self._complained = False
+        except Exception as error:  # tracking must never fail a run, whatever a server or its client does
+            if not self._complained or status:
+                say(f"mlflow   not reached ({_first_line(error)}); metrics wait in {self.run.name}")
+            self._complained = True
+
+
+class LiveLine:
+    """One line that is rewritten on a terminal; a line now and then elsewhere."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self.plan = config.plan()
+        self.is_terminal = sys.stderr.isatty()
+        self._shown = 0.0
+        self._step_time_s: float | None = None
+        self._val_loss: float | None = None
+        self._attempts = 0
+
+    def show(self, line: dict[str, Any]) -> None:
+        if "attempt_from" in line:
+            self._attempts += 1
+            if self._attempts > 1:
+                self.end()
+                say(f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}")
+            return
+        last = self._step_time_s or line["step_time_s"]
+        self._step_time_s = 0.9 * last + 0.1 * line["step_time_s"]
+        self._val_loss = line["val_loss"] if line["val_loss"] is not None else self._val_loss
+        is_last = line["step"] == self.plan.steps
+        due = time.monotonic() - self._shown > (0.1 if self.is_terminal else _PLAIN_LINE_EVERY_S)
+        if not due and not is_last:
+            return
+        self._shown = time.monotonic()
+        text = self._text(line)
+        sys.stderr.write(f"\r\x1b[K{text}" if self.is_terminal else f"{text}\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self.is_terminal and self._shown:
+            sys.stderr.write("\n")
+
+    def _text(self, line: dict[str, Any]) -> str:
+        step, plan = line["step"], self.plan
+        full = plan.layer_tokens_full * step // plan.steps
+        left = self._time_left(step)
+        parts = [
+            f"step {step}/{plan.steps}",
+            f"loss {line['loss']:.3f}",
+            f"val {self._val_loss:.3f}" if self._val_loss is not None else "",
+            f"{plan.tokens_per_step / line['step_time_s']:,.0f} tok/s",
+            f"kept {line['kept_length']}/{plan.shape.sequence_length}",
+            f"layer tokens saved {1 - line['layer_tokens'] / full:.1%}",
+            f"ETA {left // 60:.0f}:{left % 60:02.0f}",
+        ]
+        return "  ".join(filter(None, parts))
+
+    def _time_left(self, step: int) -> float:
+        """By FLOPs: steps get longer as the kept length grows."""
+        assert self._step_time_s is not None
+        per_flop = self._step_time_s / self.plan.at(step - 1).flops_per_step
+        return (self.plan.flops(self.plan.steps) - self.plan.flops(step)) * per_flop
+
+
+def say(text: str) -> None:
+    """A line for the user, beside the results on standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

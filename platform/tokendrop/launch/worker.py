@@ -1,0 +1,85 @@
+"""One worker: build, attach, restore, run the loop."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.batches import RowBatches
+from tokendrop.data.shards import Rows, read_manifest
+from tokendrop.track.run_folder import CHECKPOINTS
+from tokendrop.method import attach
+from tokendrop.models.build import build_model
+from tokendrop.track.journal import Journal
+from tokendrop.train.checkpoint import Checkpoints, committed
+from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
+from tokendrop.train.engines.ddp import DdpEngine
+from tokendrop.train.loop import Parts, train
+from tokendrop.train.optimizer import build_optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTask:
+    """What every worker of a run is told."""
+
+    config: ExperimentConfig
+    run: Path
+    data: Path
+
+
+def run_worker(task: WorkerTask, *, local_rank: int = 0) -> None:
+    """Train as one worker of the process group, or alone without one; goes on from the last checkpoint."""
+    config, train_config = task.config, task.config.train
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    device = pick_device(local_rank)
+    tune_cpu(config.scaling.cpus_per_worker)
+    dtype = pick_dtype(train_config.precision, device)
+
+    model = build_model(
+        config.model, seed=config.seed, activation_checkpointing=train_config.activation_checkpointing
+    )
+    model = model.to(device, torch.promote_types(dtype, torch.float32))
+    dropping = None
+    if config.drop.method == "random_ltd":
+        dropping = attach(model, seed=config.seed, whole_layers=config.drop.whole_layer_numbers())
+    if train_config.compile:
+        compile_layers(model.blocks)
+    engine = DdpEngine(model, build_optimizer(model, train_config), dtype)
+
+    checkpoints = Checkpoints(
+        task.run / CHECKPOINTS, keep=config.checkpoint.keep, meta={"model": asdict(config.model), "name": config.name}
+    )
+    saved = committed(task.run / CHECKPOINTS)
+    start = checkpoints.load(engine, saved[-1]) if saved else 0
+
+    manifest = read_manifest(task.data)
+    batches = RowBatches(
+        train=Rows(task.data, manifest, "train"),
+        validation=Rows(task.data, manifest, "validation"),
+        split=replace(config.plan().batch, world_size=world_size),
+        rank=rank,
+        seed=config.seed,
+        validation_rows=config.evaluate.sequences,
+        device=device,
+    )
+    parts = Parts(
+        engine=engine,
+        dropping=dropping,
+        batches=batches,
+        checkpoints=checkpoints,
+        recorder=Journal(task.run, rank=rank, world_size=world_size, start=start),
+        world_size=world_size,
+    )
+    train(config, parts, start=start)
+
+
+def compile_layers(layers: torch.nn.ModuleList) -> None:
+    """Compile each layer: one graph for the full length, one for every kept length.
+
+    Dynamo's quiet way out, running eagerly after too many graphs, becomes an error: it would pass for a slow GPU.
+    """
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for layer in layers:
+        layer.compile()

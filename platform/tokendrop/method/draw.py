@@ -1,0 +1,66 @@
+"""Which tokens each layer keeps: a pure function of (seed, step, sample id, layer)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Dimensions: L dropped layers, B micro batch, S sequence, K kept length.
+
+# splitmix64 (Steele et al. 2014), written in int64: its odd constants as signed numbers.
+_GOLDEN = -0x61C8864680B583EB
+_MIX_1 = -0x40A7B892E31B1A47
+_MIX_2 = -0x6B2FB644ECCEEE15
+
+
+def draw_positions(
+    *,
+    seed: int,
+    step: int,
+    sample_ids_B: Tensor,
+    layers: Sequence[int],
+    kept_lengths: Sequence[int],
+    sequence_length: int,
+) -> list[Tensor]:
+    """Draw uniformly, for each layer and sample, the positions that the layer keeps.
+
+    Every position gets a 64-bit hash of (seed, step, sample id, layer, position); the smallest hashes are kept.
+    Nothing else enters, so rank, world size, accumulation and device do not change a draw.
+
+    Args:
+        sample_ids_B: int64, the samples of this micro batch; the result is on their device.
+        layers: numbers of the layers that drop tokens.
+        kept_lengths: tokens that each of them keeps, 1..sequence_length.
+    Returns:
+        For each layer the kept positions, int64 (B, K), ascending along K.
+    Raises:
+        ValueError: a kept length lies outside its range.
+    Source: Yao et al. 2022, arXiv:2211.11586, section 3.1.
+    """
+    if not all(0 < kept <= sequence_length for kept in kept_lengths):
+        raise ValueError(f"want kept lengths in 1..{sequence_length}, got {list(kept_lengths)}")
+    device = sample_ids_B.device
+    layers_L = torch.tensor(layers, dtype=torch.int64, device=device)
+    key = _mix(_mix(torch.tensor(seed, dtype=torch.int64, device=device)) + step)
+    key_LB = _mix(_mix(key + sample_ids_B)[None, :] + layers_L[:, None])
+    positions_S = torch.arange(sequence_length, dtype=torch.int64, device=device)
+    hash_LBS = _mix(key_LB[:, :, None] + (positions_S + 1) * _GOLDEN)
+    # The position replaces the low bits, so no two hashes are equal and every device keeps the same ones.
+    low_bits = (1 << max(1, (sequence_length - 1).bit_length())) - 1
+    hash_LBS = (hash_LBS & ~low_bits) | positions_S
+    return [
+        (hash_BS.topk(kept, dim=-1, largest=False, sorted=False).values & low_bits).sort(dim=-1).values
+        for hash_BS, kept in zip(hash_LBS, kept_lengths, strict=True)
+    ]
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finalizer of splitmix64: a bijection of 64-bit integers in which every input bit moves every output bit."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift; torch's own repeats the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,99 @@
+"""A layer that runs on its kept tokens: gather -> layer -> combine."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from tokendrop.method.draw import draw_positions
+from tokendrop.method.side_inputs import KNOWN_SIDE_INPUTS, TokenDims, restrict
+from tokendrop.method.tokens import combine_tokens, gather_tokens
+
+
+class Dropping:
+    """The drops of one model: drawn before each forward pass, read by its dropped layers."""
+
+    def __init__(self, layers: Sequence[int], *, seed: int, side_inputs: TokenDims) -> None:
+        self.layers = tuple(layers)
+        self.seed = seed
+        self.side_inputs = {**KNOWN_SIDE_INPUTS, **side_inputs}
+        self._kept: dict[int, Tensor] = {}
+
+    def draw(
+        self,
+        *,
+        kept_length: int | Mapping[int, int],
+        step: int,
+        sample_ids: Tensor,
+        sequence_length: int,
+    ) -> None:
+        """Choose the tokens that the next forward pass keeps; at full length the layers run as they are.
+
+        Args:
+            kept_length: tokens kept, for all dropped layers or by layer number.
+            sample_ids: int64 (B), what tells the samples of this micro batch apart.
+        Raises:
+            ValueError: a kept length is not in 1..sequence_length.
+        """
+        lengths = [kept_length if isinstance(kept_length, int) else kept_length[layer] for layer in self.layers]
+        shorter = [(layer, kept) for layer, kept in zip(self.layers, lengths, strict=True) if kept != sequence_length]
+        positions = draw_positions(
+            seed=self.seed,
+            step=step,
+            sample_ids_B=sample_ids,
+            layers=[layer for layer, _ in shorter],
+            kept_lengths=[kept for _, kept in shorter],
+            sequence_length=sequence_length,
+        )
+        self._kept = {layer: kept_BK for (layer, _), kept_BK in zip(shorter, positions, strict=True)}
+
+    def kept(self, layer: int) -> Tensor | None:
+        """Kept positions of a layer, int64 (B, K) ascending; None where it sees every token."""
+        return self._kept.get(layer)
+
+
+class DroppedLayer(nn.Module):
+    """What `attach` puts in front of a layer's own class.
+
+    It stands at `__call__`, not at `forward`: outside of `Module.compile` and of activation checkpointing, so
+    that only the layer itself is compiled or computed again, on kept tokens that were chosen once. Parameter
+    names, attributes and `isinstance` stay those of the plain layer.
+    """
+
+    plain_class: ClassVar[type[nn.Module]]
+    _dropping: Dropping
+    _layer_number: int
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kept_BK = self._dropping.kept(self._layer_number) if self.training else None
+        if kept_BK is None:
+            return super().__call__(*args, **kwargs)
+        hidden_BSD, sides = _inputs_by_name(type(self), args, kwargs)
+        length, known = hidden_BSD.shape[1], self._dropping.side_inputs
+        sides = {name: restrict(name, side, kept_BK, length, known) for name, side in sides.items()}
+        kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK)
+        out = super().__call__(kept_BKD, **sides)
+        if isinstance(out, tuple):
+            return (combine_tokens(rest_BSD, out[0], kept_BK), *out[1:])
+        return combine_tokens(rest_BSD, out, kept_BK)
+
+
+@cache
+def dropped_class(plain: type[nn.Module]) -> type[DroppedLayer]:
+    """The class of a dropped layer whose own class is `plain`."""
+    return type(f"Dropped{plain.__name__}", (DroppedLayer, plain), {"plain_class": plain})
+
+
+def _inputs_by_name(cls: type[nn.Module], args: Any, kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+    """A layer's hidden states, its first input, and every other input by the name that its forward gives it."""
+    names = _positional_names(cls)
+    named = dict(zip(names, args, strict=False)) | kwargs
+    return named.pop(names[0]), named
+
+
+@cache
+def _positional_names(cls: type[nn.Module]) -> list[str]:
+    parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
+    return [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]

@@ -1,0 +1,53 @@
+"""What a layer reads beside its hidden states, restricted to the kept tokens."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Dimensions: B micro batch, S sequence, K kept length.
+
+TokenDims = Mapping[str, tuple[int, ...]]
+
+KNOWN_SIDE_INPUTS: TokenDims = {
+    # name in our models and in Hugging Face's: dimensions along which tokens lie; dimension 0 is always the batch
+    "attention_mask": (-2, -1),  # (B, heads or 1, S or 1, S), or (B, S)
+    "position_ids": (1,),
+    "token_type_ids": (1,),
+    "position_embeddings": (1,),  # cosines and sines, each (B or 1, S, head width)
+}
+
+
+def restrict(name: str, value: Any, kept_BK: Tensor, sequence_length: int, known: TokenDims) -> Any:
+    """A side input as the layer must see it when it runs on the kept tokens.
+
+    Raises:
+        ValueError: it spans the sequence, or may do so, and nothing says along which dimensions.
+    """
+    if isinstance(value, tuple) and any(isinstance(item, Tensor) for item in value):
+        return tuple(restrict(name, item, kept_BK, sequence_length, known) for item in value)
+    if not isinstance(value, Tensor):
+        if name in known and value is not None:
+            raise ValueError(f"side input '{name}' is a {type(value).__name__}; only a tensor can follow the kept tokens")
+        return value
+    if sequence_length not in value.shape:
+        return value
+    if name not in known:
+        raise ValueError(
+            f"side input '{name}' of shape {tuple(value.shape)} spans the sequence of {sequence_length} tokens;"
+            f" tell attach() where its tokens lie: side_inputs={{'{name}': (dimension, ...)}}"
+        )
+    for dim in sorted({dim % value.ndim for dim in known[name]} - {0}):
+        if value.shape[dim] == sequence_length:
+            value = _select(value, kept_BK, dim)
+    return value
+
+
+def _select(value: Tensor, kept_BK: Tensor, dim: int) -> Tensor:
+    """`value` at each sample's kept positions along `dim`; a batch dimension of 1 becomes B."""
+    batch, kept = kept_BK.shape
+    value = value.expand(batch, *value.shape[1:])
+    index = kept_BK.view(batch, *(kept if d == dim else 1 for d in range(1, value.ndim)))
+    shape = [kept if d == dim else size for d, size in enumerate(value.shape)]
+    return torch.take_along_dim(value, index.expand(shape), dim)

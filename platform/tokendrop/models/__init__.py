@@ -1,0 +1,1 @@
+"""Transformers, each readable alone."""

@@ -1,0 +1,136 @@
+"""GPT, in the style of GPT-2 and GPT-3: embed -> layers -> head -> loss."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tokendrop.config.model import GptConfig
+from tokendrop.models.loss import head_loss
+
+# Dimensions: B micro batch, S tokens (kept ones in a dropped layer), D width, H heads, W head width, V vocabulary.
+
+Rotary = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """Causal self-attention over the tokens it is given, in their order."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.heads, self.dropout = config.heads, config.dropout
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(self, x_BSD: Tensor, rotary: Rotary | None) -> Tensor:
+        batch, tokens, width = x_BSD.shape
+        qkv = self.qkv(x_BSD).view(batch, tokens, 3, self.heads, width // self.heads)
+        q_BHSW, k_BHSW, v_BHSW = qkv.permute(2, 0, 3, 1, 4).unbind()
+        if rotary is not None:
+            q_BHSW, k_BHSW = rotate(q_BHSW, rotary), rotate(k_BHSW, rotary)
+        dropout = self.dropout if self.training else 0.0
+        out_BHSW = F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, is_causal=True, dropout_p=dropout)
+        return self.out(out_BHSW.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Mlp(nn.Module):
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.down = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x_BSD), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """One layer: attention, then MLP, each normalized first and added to its input."""
+
+    def __init__(self, config: GptConfig, *, recompute: bool) -> None:
+        super().__init__()
+        self.norm_1, self.attention = nn.LayerNorm(config.width), Attention(config)
+        self.norm_2, self.mlp = nn.LayerNorm(config.width), Mlp(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.recompute = recompute
+
+    def forward(self, x_BSD: Tensor, position_embeddings: Rotary | None = None) -> Tensor:
+        if self.recompute and self.training:
+            return checkpoint(self._compute, x_BSD, position_embeddings, use_reentrant=False)
+        return self._compute(x_BSD, position_embeddings)
+
+    def _compute(self, x_BSD: Tensor, rotary: Rotary | None) -> Tensor:
+        x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD), rotary))
+        return x_BSD + self.dropout(self.mlp(self.norm_2(x_BSD)))
+
+
+class Gpt(nn.Module):
+    """A GPT whose head is tied to its token embedding."""
+
+    def __init__(self, config: GptConfig, *, activation_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        learned = config.positions == "learned"
+        self.positions = nn.Embedding(config.sequence_length, config.width) if learned else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            Block(config, recompute=activation_checkpointing) for _ in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(config.width)
+        self._initialize()
+
+    def forward(self, input_ids_BS: Tensor, labels_BS: Tensor) -> Tensor:
+        """Mean cross entropy of the labels, nats per token."""
+        return head_loss(self.hidden(input_ids_BS), self.tokens.weight, labels_BS)
+
+    def logits(self, input_ids_BS: Tensor) -> Tensor:
+        """Logits of the next token, (B, S, V)."""
+        return F.linear(self.hidden(input_ids_BS), self.tokens.weight)
+
+    def hidden(self, input_ids_BS: Tensor) -> Tensor:
+        """Normalized hidden states of the last layer, (B, S, D).
+
+        Raises:
+            ValueError: the sequence is longer than the model's.
+        """
+        tokens = input_ids_BS.shape[1]
+        if tokens > self.config.sequence_length:
+            raise ValueError(f"want at most {self.config.sequence_length} tokens, got {tokens}")
+        x_BSD = self.tokens(input_ids_BS)
+        rotary = None
+        if self.positions is not None:
+            x_BSD = x_BSD + self.positions.weight[:tokens]
+        else:
+            rotary = rotary_angles(tokens, self.config.width // self.config.heads, x_BSD)
+        x_BSD = self.dropout(x_BSD)
+        for block in self.blocks:
+            x_BSD = block(x_BSD, rotary)
+        return self.norm(x_BSD)
+
+    def _initialize(self) -> None:
+        """GPT-2's: normal(0.02), and the projections into the residual stream smaller by sqrt(2 x layers)."""
+        residual = 0.02 / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif "norm" not in name:
+                into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=residual if into_residual else 0.02)
+
+
+def rotary_angles(tokens: int, head_width: int, like: Tensor) -> Rotary:
+    """Cosines and sines of the rotary positions 0..tokens-1, each (1, S, W) (Su et al. 2021)."""
+    exponents = torch.arange(0, head_width, 2, device=like.device, dtype=torch.float64) / head_width
+    positions_S = torch.arange(tokens, device=like.device, dtype=torch.float64)
+    angles = (positions_S[:, None] * 10_000.0**-exponents).repeat(1, 2)[None]
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x_BHSW: Tensor, rotary: Rotary) -> Tensor:
+    """Turn each token's head vectors by the angles of its position."""
+    cos_BSW, sin_BSW = rotary
+    first, second = x_BHSW.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (x_BHSW * cos_BSW[:, None] + turned * sin_BSW[:, None]).to(x_BHSW.dtype)

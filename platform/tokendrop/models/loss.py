@@ -1,0 +1,59 @@
+"""Cross entropy of a language-model head, without all logits at once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Dimensions: N tokens, C tokens of one chunk, D width, V vocabulary.
+
+# Logits of one chunk: what stays in a CPU's cache, and what keeps a GPU busy.
+_CPU_LOGITS, _GPU_LOGITS = 2**21, 2**26
+
+
+def head_loss(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor) -> Tensor:
+    """Mean cross entropy of `linear(hidden, weight)` against the labels, in nats per token.
+
+    Matrix products run in autocast's dtype where it is on; the softmax runs in float32, or in float64.
+    """
+    device = hidden_BSD.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_BSD.dtype
+    chunk = max(1, (_CPU_LOGITS if device == "cpu" else _GPU_LOGITS) // weight_VD.shape[0])
+    with torch.autocast(device, enabled=False):
+        return _HeadLoss.apply(hidden_BSD.flatten(0, 1), weight_VD, labels_BS.flatten(), dtype, chunk)
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Loss and its gradients chunk by chunk, both in the forward pass, so that no logits are kept or computed twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, dtype: torch.dtype, chunk: int
+    ) -> Tensor:
+        wants_grad = any(ctx.needs_input_grad)
+        weight = weight_VD.to(dtype)
+        exact = torch.promote_types(dtype, torch.float32)
+        grad_hidden = torch.empty_like(hidden_ND) if wants_grad else None
+        grad_weight = torch.zeros_like(weight_VD) if wants_grad else None
+        loss = torch.zeros((), dtype=exact, device=hidden_ND.device)
+        for start in range(0, len(hidden_ND), chunk):
+            rows = slice(start, start + chunk)
+            hidden, labels = hidden_ND[rows].to(dtype), labels_N[rows, None]
+            logits_CV = (hidden @ weight.T).to(exact)
+            normalizer = logits_CV.logsumexp(-1, keepdim=True)
+            loss += (normalizer - logits_CV.gather(1, labels)).sum()
+            if grad_hidden is not None and grad_weight is not None:
+                grad_logits = logits_CV.sub_(normalizer).exp_()
+                grad_logits.scatter_add_(1, labels, torch.full_like(normalizer, -1.0))
+                grad_logits = grad_logits.div_(len(hidden_ND)).to(dtype)
+                grad_hidden[rows] = grad_logits @ weight
+                grad_weight += grad_logits.T @ hidden
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return loss / len(hidden_ND)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None

@@ -1,0 +1,113 @@
+"""Results as text: tables for people, JSON for scripts."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokendrop.schedule.plan import RunPlan
+
+_MOST_ROWS = 16
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(result, indent=1) + "\n")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their text; the first one to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True)))
+        return "  ".join([first, *others]).rstrip()
+
+    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def count(number: float) -> str:
+    """1234567 as 1.23M."""
+    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def plan_result(plan: RunPlan) -> dict[str, Any]:
+    """A plan as scripts read it."""
+    return {
+        "steps": plan.steps,
+        "tokens": plan.steps * plan.tokens_per_step,
+        "layer_tokens": plan.layer_tokens(plan.steps),
+        "layer_tokens_full": plan.layer_tokens_full,
+        "layer_token_saving": plan.layer_token_saving(),
+        "dropped_layer_token_saving": plan.dropped_layer_token_saving(),
+        "flops": plan.flops(plan.steps),
+        "flops_full": plan.flops_full,
+        "flops_saving": plan.flops_saving(),
+        "lr_clock": plan.lr_clock,
+        "lr_warmup": plan.learning_rate.warmup,
+        "lr_decay": plan.learning_rate.decay_length,
+        "lr_warmup_steps": plan.warmup_steps(),
+        "global_batch": plan.batch.global_batch,
+        "micro_batch": plan.batch.micro_batch,
+        "segments": [
+            {
+                "start": segment.start,
+                "stop": segment.stop,
+                "kept_length": segment.kept_length,
+                "workers": segment.workers,
+                "accumulation": segment.accumulation,
+            }
+            for segment in plan.segments
+        ],
+    }
+
+
+def plan_text(name: str, plan: RunPlan) -> str:
+    """A plan as people read it."""
+    shape, batch, rate = plan.shape, plan.batch, plan.learning_rate
+    unit = "steps" if plan.lr_clock == "step" else "layer tokens"
+    facts = [
+        ("run", f"{name}: {plan.steps:,} steps of {batch.global_batch} x {shape.sequence_length} tokens,"
+         f" {count(plan.steps * plan.tokens_per_step)} tokens"),
+        ("layers", f"{shape.layers}, of which {len(plan.dropped_layers)} drop tokens"),
+        ("layer tokens", f"{count(plan.layer_tokens(plan.steps))} of {count(plan.layer_tokens_full)}:"
+         f" {plan.layer_token_saving():.2%} saved over all layers,"
+         f" {plan.dropped_layer_token_saving():.2%} over the dropped ones"),
+        ("FLOPs", f"{count(plan.flops(plan.steps))} of {count(plan.flops_full)}: {plan.flops_saving():.2%} saved"),
+        ("learning rate", f"{rate.peak:g} -> {rate.final:g}, {rate.decay}; warm-up {count(rate.warmup)} {unit}"
+         f" ({plan.warmup_steps():,} steps), decay {count(rate.decay_length)} {unit}"),
+    ]
+    rows = [
+        [f"{s.start:,}-{s.stop:,}", f"{s.kept_length}", f"{s.workers}", f"{s.accumulation}", f"{plan.lr(s.stop - 1):.3g}",
+         f"{1 - plan.layer_tokens(s.stop) / (plan.layer_tokens_full * s.stop / plan.steps):.1%}"]
+        for s in plan.segments
+    ]
+    if len(rows) > _MOST_ROWS:
+        half = _MOST_ROWS // 2
+        rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", "", "", "", "", ""], *rows[-half:]]
+    header = ["steps", "kept length", "workers", "accumulation", "lr at the end", "saved by then"]
+    return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
+
+
+def comparison_text(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Runs side by side; savings are against the first."""
+    first = results[0]
+
+    def saving(result: Mapping[str, Any], key: str) -> str:
+        return "" if result is first else f" (-{1 - result[key] / first[key]:.1%})".replace("--", "+")
+
+    rows = [
+        [
+            name,
+            f"{result['val_loss']:.3f}",
+            count(result["layer_tokens"]) + saving(result, "layer_tokens"),
+            count(result["flops"]) + saving(result, "flops"),
+            f"{result['wall_clock_s']:.1f} s" + saving(result, "wall_clock_s"),
+            f"{result['tokens_per_s']:,.0f}",
+        ]
+        for name, result in zip(names, results, strict=True)
+    ]
+    return table(["run", "val loss", "layer tokens", "FLOPs", "training time", "tokens/s"], rows)

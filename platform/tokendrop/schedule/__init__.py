@@ -1,0 +1,1 @@
+"""Arithmetic over steps, known before a run starts; the standard library alone."""

@@ -1,0 +1,49 @@
+"""What one sequence costs: layer tokens, as the paper counts, and matrix-multiplication FLOPs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The sizes that decide what a transformer costs."""
+
+    layers: int
+    width: int
+    sequence_length: int
+    vocab_size: int
+    mlp_width: int
+    causal: bool
+
+    def layer_tokens(self, *, kept: int, dropped_layers: int) -> int:
+        """Layer tokens of one sequence; a layer token is one token passing through one layer.
+
+        Args:
+            kept: kept length, tokens; 0 < kept <= sequence_length.
+            dropped_layers: layers that see only the kept tokens.
+        Raises:
+            ValueError: an argument lies outside its range.
+        Source: Yao et al. 2022, arXiv:2211.11586, appendix C: 2 s + (l - 2) b_t.
+        """
+        self._check(kept, dropped_layers)
+        return (self.layers - dropped_layers) * self.sequence_length + dropped_layers * kept
+
+    def flops(self, *, kept: int, dropped_layers: int) -> int:
+        """Matrix-multiplication FLOPs to train on one sequence: forward, and twice that backward.
+
+        Counts what is computed: causal attention over half of the pairs, the head over every token.
+        """
+        self._check(kept, dropped_layers)
+        whole = (self.layers - dropped_layers) * self._layer_flops(self.sequence_length)
+        head = 2 * self.sequence_length * self.width * self.vocab_size
+        return 3 * (whole + dropped_layers * self._layer_flops(kept) + head)
+
+    def _layer_flops(self, tokens: int) -> int:
+        weights = 4 * self.width**2 + 2 * self.width * self.mlp_width
+        pairs = tokens * (tokens + 1) // 2 if self.causal else tokens**2
+        return 2 * tokens * weights + 4 * pairs * self.width
+
+    def _check(self, kept: int, dropped_layers: int) -> None:
+        if not 0 < kept <= self.sequence_length:
+            raise ValueError(f"want a kept length in 1..{self.sequence_length}, got {kept}")
+        if not 0 <= dropped_layers <= self.layers:
+            raise ValueError(f"want 0..{self.layers} dropped layers, got {dropped_layers}")

@@ -1,0 +1,57 @@
+"""Lengths of training, written in steps, in tokens or as a share of the run."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+_TEXT = re.compile(r"(?P<amount>[0-9][0-9_.]*(?:e\+?[0-9]+)?)\s*(?P<unit>steps?|tokens?|%)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """`350 steps`, `1.75e9 tokens` or `70%` of the run; kept exact, so that jumps never drift."""
+
+    amount: Fraction
+    unit: Literal["steps", "tokens", "%"]
+
+    def __post_init__(self) -> None:
+        if self.amount < 0:
+            raise ValueError(f"a duration can't be negative, got {self.amount} {self.unit}")
+        if self.unit == "%" and self.amount > 100:
+            raise ValueError(f"a share of the run can't exceed 100%, got {float(self.amount):g}%")
+
+    @classmethod
+    def parse(cls, text: str | int | float) -> "Duration":
+        """Read a duration; a bare number counts steps.
+
+        Raises:
+            ValueError: the text is no duration.
+        """
+        if isinstance(text, (int, float)) and not isinstance(text, bool):
+            return cls(Fraction(text), "steps")
+        match = _TEXT.fullmatch(str(text).strip())
+        if match is None:
+            raise ValueError(f"want a duration such as '350 steps', '1.75e9 tokens' or '70%', got {text!r}")
+        unit = match["unit"].lower().rstrip("s")
+        amount = Fraction(match["amount"].replace("_", ""))
+        return cls(amount, "%" if unit == "%" else "tokens" if unit == "token" else "steps")
+
+    def steps(self, *, tokens_per_step: int, total_steps: int | None = None) -> Fraction:
+        """The same length in optimizer steps, not rounded.
+
+        Args:
+            tokens_per_step: global batch x sequence length.
+            total_steps: length of the run; needed for a share of it.
+        """
+        if self.unit == "steps":
+            return self.amount
+        if self.unit == "tokens":
+            return self.amount / tokens_per_step
+        if total_steps is None:
+            raise ValueError(f"want a length in steps or tokens here, got {self}")
+        return self.amount * total_steps / 100
+
+    def __str__(self) -> str:
+        number = f"{float(self.amount):.12g}"
+        return f"{number}%" if self.unit == "%" else f"{number} {self.unit}"

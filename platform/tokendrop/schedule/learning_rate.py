@@ -1,0 +1,43 @@
+"""Learning rate against a clock: optimizer steps, or consumed layer tokens (LayerToken LR)."""
+
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Literal
+
+Decay = Literal["linear", "cosine", "constant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRate:
+    """Linear warm-up to `peak`, then a decay to `final`; the clock's unit is the caller's.
+
+    LayerToken LR is this function on the layer-token clock, with the lengths of appendix C: the warm-up lasts
+    as many layer tokens as it would at full length, and the decay takes all that the run consumes after it.
+    With nothing dropped both clocks give the same rates.
+
+    Source: Yao et al. 2022, arXiv:2211.11586, section 3.3 and appendix C.
+    """
+
+    peak: float
+    final: float
+    warmup: int
+    """Length of the warm-up, in the clock's unit."""
+    decay_length: int
+    """Length of the decay after it, in the clock's unit."""
+    decay: Decay
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.final <= self.peak:
+            raise ValueError(f"want 0 <= final <= peak learning rate, got final={self.final}, peak={self.peak}")
+        if self.warmup < 0 or self.decay_length < 0:
+            raise ValueError(f"the warm-up of {self.warmup} is longer than the run by {-self.decay_length}")
+
+    def at(self, clock: int) -> float:
+        """The rate when the clock shows `clock`, counted from the start of the run."""
+        if clock < self.warmup:
+            return self.peak * (clock / self.warmup)
+        if self.decay == "constant" or self.decay_length == 0:
+            return self.peak
+        done = min(1.0, (clock - self.warmup) / self.decay_length)
+        left = 1.0 - done if self.decay == "linear" else 0.5 * (1.0 + cos(pi * done))
+        return self.final + (self.peak - self.final) * left

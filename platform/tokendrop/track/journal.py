@@ -1,0 +1,133 @@
+"""The run folder's record: steps.parquet, ledger.parquet and the live metrics.jsonl."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokendrop.train.report import StepReport
+
+STEPS, LEDGER, METRICS = "steps.parquet", "ledger.parquet", "metrics.jsonl"
+_FLUSH_S = 0.5
+
+
+class Journal:
+    """`Recorder` that writes the run folder.
+
+    steps.parquet and ledger.parquet are Parquet datasets, folders to which every commit adds one part, so a crash
+    can't damage what was committed. metrics.jsonl is appended to as steps happen, for those who watch.
+    """
+
+    def __init__(self, folder: Path, *, rank: int, world_size: int, start: int) -> None:
+        self.folder, self.rank, self.world_size, self.start = folder, rank, world_size, start
+        self._reports: list[StepReport] = []
+        self._samples: list[list[int]] = []
+        self._live: TextIO | None = None
+        if rank == 0:
+            for part in uncommitted_parts(folder, start):
+                part.unlink()
+            # line-wise, and a fresh line first: the attempt before may have died in the middle of one
+            self._live = (folder / METRICS).open("a", encoding="utf-8")
+            self._tell({"attempt_from": start, "world_size": world_size})
+        self._flushed = time.monotonic()
+
+    def record(self, report: StepReport, sample_ids: Sequence[int]) -> None:
+        self._reports.append(report)
+        self._samples.append(list(sample_ids))
+        self._tell(asdict(report))
+
+    def commit(self, step: int) -> None:
+        if self.rank == 0:
+            self._flush()
+            self._write(STEPS, step, pa.Table.from_pylist([asdict(report) for report in self._reports], _STEPS_SCHEMA))
+        steps = [report.step for report in self._reports]
+        ledger = {
+            "step": steps,
+            "rank": [self.rank] * len(steps),
+            "world_size": [self.world_size] * len(steps),
+            "sample_ids": self._samples,
+        }
+        self._write(LEDGER, step, pa.table(ledger, schema=_LEDGER_SCHEMA))
+        self._reports, self._samples, self.start = [], [], step
+
+    def _write(self, dataset: str, step: int, table: pa.Table) -> None:
+        folder = self.folder / dataset
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{self.start:09}-{step:09}-rank{self.rank}.parquet"
+        partial = folder / f".{path.name}"
+        pq.write_table(table, partial)
+        partial.rename(path)
+
+    def _tell(self, line: dict[str, Any]) -> None:
+        if self._live is None:
+            return
+        self._live.write("\n" * ("attempt_from" in line) + json.dumps({**line, "time": time.time()}) + "\n")
+        if "attempt_from" in line or time.monotonic() - self._flushed > _FLUSH_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        assert self._live is not None
+        self._live.flush()
+        self._flushed = time.monotonic()
+
+
+def uncommitted_parts(folder: Path, step: int) -> Iterator[Path]:
+    """Parts of steps from `step` on: written before a checkpoint that was never committed."""
+    for dataset in (STEPS, LEDGER):
+        for part in (folder / dataset).glob("*.parquet"):
+            if int(part.name.split("-")[1]) > step or part.name.startswith("."):
+                yield part
+
+
+def read_steps(folder: Path) -> list[dict[str, Any]]:
+    """One row for each committed step, in order, as in `StepReport`."""
+    return pq.read_table(folder / STEPS).sort_by("step").to_pylist()
+
+
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """One row for each committed step and rank: step, rank, world_size, sample_ids."""
+    return pq.read_table(folder / LEDGER).sort_by([("step", "ascending"), ("rank", "ascending")]).to_pylist()
+
+
+class MetricsTail:
+    """Reads metrics.jsonl as it grows, from a byte offset on."""
+
+    def __init__(self, folder: Path, offset: int = 0) -> None:
+        self.path, self.offset = folder / METRICS, offset
+
+    def read(self, limit: int = 2**22) -> list[dict[str, Any]]:
+        """The complete lines that are new, about `limit` bytes at most (-1: all); `offset` moves behind them."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read(limit)
+        except FileNotFoundError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self.offset += len(complete)
+        return [parsed for line in complete.split(b"\n") if (parsed := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """A line's object; None for an empty line or the rest of one whose writer died."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+_STEPS_SCHEMA = pa.schema(
+    [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "flops", "world_size")]
+    + [
+        (name, pa.float64())
+        for name in ("loss", "val_loss", "grad_norm", "lr", "data_time_s", "step_time_s")
+    ]
+)
+_LEDGER_SCHEMA = pa.schema(
+    [("step", pa.int64()), ("rank", pa.int32()), ("world_size", pa.int32()), ("sample_ids", pa.list_(pa.int64()))]
+)

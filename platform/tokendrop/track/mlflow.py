@@ -1,0 +1,132 @@
+"""MLflow, fed from the run folder: training never waits for it and never fails because of it."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.track.journal import MetricsTail
+from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
+
+STATE = "mlflow.json"
+_BATCH = 1000  # metrics that one call of MLflow's API takes
+
+# metric in MLflow: field of StepReport
+METRICS = {
+    "loss/train": "loss",
+    "loss/validation": "val_loss",
+    "progress/layer_tokens": "layer_tokens",
+    "progress/tokens": "tokens",
+    "progress/flops": "flops",
+    "schedule/kept_length": "kept_length",
+    "schedule/learning_rate": "lr",
+    "schedule/world_size": "world_size",
+    "speed/step_time_s": "step_time_s",
+    "speed/data_time_s": "data_time_s",
+    "training/grad_norm": "grad_norm",
+}
+
+
+class MlflowMirror:
+    """Mirrors a run folder to one MLflow run, however often the run was restarted or the server was away.
+
+    What was sent is remembered in the run folder as an offset into metrics.jsonl; `sync` sends what came since.
+    """
+
+    def __init__(self, folder: Path, config: ExperimentConfig) -> None:
+        self.folder, self.config = folder, config
+        self.state: dict[str, Any] = {"run_id": None, "offset": 0}
+        if (folder / STATE).exists():
+            self.state = json.loads((folder / STATE).read_text())
+
+    @property
+    def run_id(self) -> str | None:
+        return self.state["run_id"]
+
+    def sync(self, status: str | None = None) -> None:
+        """Send everything that MLflow does not have yet; raises what its client raises when it can't.
+
+        Args:
+            status: `FINISHED` or `FAILED`, when the run has ended.
+        """
+        from mlflow.entities import Metric
+
+        client = _client(self.config.track.uri)
+        if self.run_id is None:
+            self._remember(run_id=self._create(client))
+        tail = MetricsTail(self.folder, self.state["offset"])
+        while lines := tail.read():
+            metrics = [Metric(*point) for point in _points(lines)]
+            for first in range(0, len(metrics), _BATCH):
+                client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
+            self._remember(offset=tail.offset)
+        if status is not None:
+            client.set_terminated(self.run_id, status)
+
+    def _create(self, client: Any) -> str:
+        name = self.config.track.experiment
+        experiment = client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+        # An earlier call may have been answered by a time-out after the server had done it.
+        known = client.search_runs([experiment_id], f"tags.`tokendrop.run` = '{self.folder.name}'", max_results=1)
+        if known:
+            return known[0].info.run_id
+        plan = self.config.plan()
+        tags = {
+            "tokendrop.run": self.folder.name,
+            "tokendrop.folder": str(self.folder),
+            "method": self.config.drop.method,
+            "model": self.config.model.preset or self.config.model.kind,
+            "lr_clock": self.config.train.lr_clock,
+            "seed": str(self.config.seed),
+            "layer_token_saving": f"{plan.layer_token_saving():.1%}",
+        }
+        run = client.create_run(experiment_id, run_name=self.config.name, tags=tags)
+        for key, value in flat(asdict(self.config)).items():
+            client.log_param(run.info.run_id, key, value)
+        for file in (JOB, PLAN, ENVIRONMENT):
+            client.log_artifact(run.info.run_id, str(self.folder / file))
+        return run.info.run_id
+
+    def _remember(self, **changes: Any) -> None:
+        self.state |= changes
+        partial = self.folder / f".{STATE}"
+        partial.write_text(json.dumps(self.state))
+        partial.rename(self.folder / STATE)
+
+
+def _client(uri: str | None) -> Any:
+    """MLflow's client; imported late, for it costs seconds, and told to give up rather than to wait for minutes."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]]:
+    for line in lines:
+        if "attempt_from" in line:
+            continue
+        stamp = int(line.get("time", time.time()) * 1000)
+        for name, field in METRICS.items():
+            if line[field] is not None:
+                yield name, float(line[field]), stamp, line["step"]
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """A tree of settings with dotted keys, as MLflow's parameters want them."""
+    result: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and set(value) != {"amount", "unit"}:
+            result |= flat(value, f"{prefix}{key}.")
+        elif isinstance(value, Mapping):
+            result[f"{prefix}{key}"] = f"{float(value['amount']):g} {value['unit']}"
+        else:
+            result[f"{prefix}{key}"] = str(value)
+    return result

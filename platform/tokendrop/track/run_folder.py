@@ -1,0 +1,115 @@
+"""A run's folder: what describes the run, where its parts lie, what it came to."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import dump_job, load_job
+from tokendrop.errors import UserError
+from tokendrop.track.journal import MetricsTail, read_steps
+from tokendrop.train.checkpoint import committed
+
+JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = "job.yaml", "plan.json", "environment.json", "checkpoints", "data.txt"
+_PACKAGES = ("tokendrop", "torch", "ray", "mlflow", "pyarrow", "numpy", "tokenizers")
+
+
+def create_run_folder(config: ExperimentConfig) -> Path:
+    """A new, empty folder below `runs_folder`."""
+    root = Path(config.runs_folder).absolute()
+    stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for folder in (root / stem, *(root / f"{stem}-{number}" for number in range(2, 100))):
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+    raise UserError(f"runs_folder: {root} has a hundred runs of this second already")
+
+
+def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
+    """Write down the resolved job, its plan, the environment and where the token shards are."""
+    (folder / JOB).write_text(dump_job(config))
+    (folder / PLAN).write_text(json.dumps(asdict(config.plan()), indent=1))
+    (folder / ENVIRONMENT).write_text(json.dumps(environment(), indent=1))
+    (folder / DATA).write_text(f"{data}\n")
+
+
+def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
+    """The job of an earlier run and the folder of its token shards.
+
+    Raises:
+        UserError: this is no run folder.
+    """
+    if not (folder / JOB).is_file() or not (folder / DATA).is_file():
+        raise UserError(f"{folder}: not a run folder (no {JOB} in it); want one that 'tokendrop train' made")
+    return load_job(folder / JOB), Path((folder / DATA).read_text().strip())
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on: versions, machine, commit."""
+    root = Path(__file__).parent
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    versions: dict[str, str | None] = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "commit": git.stdout.strip() or None,
+        "python": sys.version.split()[0],
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "packages": versions,
+    }
+
+
+def summarize(folder: Path) -> dict[str, Any]:
+    """What a run came to; the names are what scripts rely on.
+
+    `wall_clock_s` is the time spent in training steps, data and checkpoints included, validation and start-up not.
+    """
+    config, _ = open_run_folder(folder)
+    plan, steps = config.plan(), read_steps(folder)
+    seconds = sum(row["step_time_s"] for row in steps)
+    attempts = [line for line in MetricsTail(folder).read(limit=-1) if "attempt_from" in line]
+    sizes = [attempt["world_size"] for attempt in attempts]
+    validations = [row["val_loss"] for row in steps if row["val_loss"] is not None]
+    return {
+        "run": str(folder),
+        "steps": steps[-1]["step"],
+        "val_loss": validations[-1] if validations else None,
+        "tokens": steps[-1]["tokens"],
+        "layer_tokens": steps[-1]["layer_tokens"],
+        "layer_token_saving": plan.layer_token_saving(),
+        "flops": steps[-1]["flops"],
+        "flops_saving": plan.flops_saving(),
+        "wall_clock_s": seconds,
+        "tokens_per_s": steps[-1]["tokens"] / seconds,
+        "data_wait_share": sum(row["data_time_s"] for row in steps) / seconds,
+        "resizes": sum(a != b for a, b in zip(sizes, sizes[1:], strict=False)),
+        "restarts": len(attempts) - 1,
+    }
+
+
+def latest_checkpoint(path: Path) -> Path:
+    """The newest committed checkpoint of a run folder, or the checkpoint that `path` is itself.
+
+    Raises:
+        UserError: there is none.
+    """
+    if (path / "meta.json").is_file():
+        return path
+    saved = committed(path / CHECKPOINTS)
+    if not saved:
+        raise UserError(f"{path}: want a run folder with a committed checkpoint, or a checkpoint; found none")
+    return saved[-1]
+

@@ -1,0 +1,109 @@
+"""What is saved, and when it counts: one folder a step, committed by a rename."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+
+from tokendrop.errors import UserError
+from tokendrop.train.engine import Engine
+
+META = "meta.json"
+
+
+class Checkpoints:
+    """The checkpoints of one run, written in the background by torch.distributed.checkpoint.
+
+    Only what does not depend on the world size is saved: weights, optimizer state and the step. Schedules, data
+    order and drops are functions of the step. A folder without its final name was never committed.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, meta: Mapping[str, Any]) -> None:
+        """
+        Args:
+            folder: on storage that all workers share.
+            keep: committed checkpoints that stay; older ones are removed.
+            meta: what the checkpoint says of its run, JSON; kept beside the weights.
+        """
+        self.folder, self.keep, self.meta = folder, keep, meta
+        self._pending: tuple[Future[Any], Path, Path] | None = None
+        # Background saves run collectives of their own: on the training group they would meet gradients half-way.
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._is_first = self._group is None or dist.get_rank() == 0
+
+    def save(self, engine: Engine, step: int) -> None:
+        """Start saving `step`; training may go on at once. Waits for the save before it."""
+        self.wait()
+        final, partial = self.folder / step_name(step), self.folder / f"{step_name(step)}.partial"
+        if self._is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            (partial / META).write_text(json.dumps({**self.meta, "step": step}, indent=1))
+        if self._group is not None:
+            dist.barrier(self._group)
+        model, optimizer = get_state_dict(engine.model, engine.optimizer)
+        state = {"model": model, "optimizer": optimizer}
+        future = dcp.async_save(state, checkpoint_id=partial, process_group=self._group)
+        assert isinstance(future, Future)
+        self._pending = future, partial, final
+
+    def wait(self) -> None:
+        """Return when the last save is committed."""
+        if self._pending is None:
+            return
+        (future, partial, final), self._pending = self._pending, None
+        future.result()
+        if self._is_first:
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+            for old in committed(self.folder)[: -self.keep]:
+                shutil.rmtree(old)
+        if self._group is not None:
+            dist.barrier(self._group)
+
+    def load(self, engine: Engine, checkpoint: Path) -> int:
+        """Put a checkpoint into the engine, whatever world size wrote it; the step to go on from."""
+        model, optimizer = get_state_dict(engine.model, engine.optimizer)
+        state = {"model": model, "optimizer": optimizer}
+        dcp.load(state, checkpoint_id=checkpoint)
+        set_state_dict(
+            engine.model, engine.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        return read_meta(checkpoint)["step"]
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:09d}"
+
+
+def committed(folder: Path) -> list[Path]:
+    """Committed checkpoints below `folder`, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if path.suffix != ".partial")
+
+
+def read_meta(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself.
+
+    Raises:
+        UserError: this is no committed checkpoint.
+    """
+    try:
+        return json.loads((checkpoint / META).read_text())
+    except (OSError, ValueError):
+        raise UserError(f"{checkpoint}: not a checkpoint (no readable {META} in it)") from None
+
+
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Put a checkpoint's weights into a plain model, without its optimizer."""
+    state: dict[str, Any] = {"model": get_model_state_dict(model)}
+    with torch.no_grad():
+        dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+    model.load_state_dict(state["model"])

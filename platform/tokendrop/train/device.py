@@ -1,0 +1,57 @@
+"""What the device at hand can do, and how to get it."""
+
+import ctypes
+import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from tokendrop.errors import UserError
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+def pick_device(local_rank: int = 0) -> torch.device:
+    """This process's GPU, or the CPU."""
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def computes_in_bf16(device: torch.device) -> bool:
+    """Whether the device has instructions for bf16, so that autocast is faster and not slower."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products for a job's `train.precision`.
+
+    Raises:
+        UserError: bf16 is asked for on a device that would emulate it.
+    """
+    if precision == "auto":
+        return torch.bfloat16 if computes_in_bf16(device) else torch.float32
+    if precision == "bf16" and not computes_in_bf16(device):
+        raise UserError(f"train.precision: this {device.type} has no bf16 instructions; want 'auto' or 'fp32'")
+    return _DTYPES[precision]
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Matrix products in `dtype` where that is less than float32."""
+    return torch.autocast(device.type, dtype) if dtype == torch.bfloat16 else nullcontext()
+
+
+def tune_cpu(threads: int | None = None) -> None:
+    """Set torch's threads, and let glibc keep freed memory.
+
+    By default glibc gives every large temporary back to the kernel at once; faulting its pages in again took a
+    quarter of a training step on a two-core machine (`tokendrop bench step` shows step times).
+    """
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            trim_threshold, mmap_max = -1, -4
+            libc.mallopt(mmap_max, 0)
+            libc.mallopt(trim_threshold, 2**31 - 1)

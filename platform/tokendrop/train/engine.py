@@ -1,0 +1,36 @@
+"""One model under one strategy: what the loop asks of it."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tokendrop.models.batch import Batch
+
+
+class Engine(Protocol):
+    """Runs a model over all workers; the loop knows nothing else of strategies."""
+
+    model: nn.Module
+    """The plain model, with its own parameter names."""
+    optimizer: torch.optim.Optimizer
+
+    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Tensor:
+        """Add the gradients of `share` x the batch's mean loss; the last micro batch averages them over the workers.
+
+        Returns:
+            The mean loss, detached.
+        """
+        ...
+
+    def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
+        """Clip, update, forget the gradients; the gradient norm before clipping."""
+        ...
+
+    def evaluate(self, batch: Batch) -> Tensor:
+        """The mean loss with no token dropped."""
+        ...
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of a scalar over the workers."""
+        ...

@@ -1,0 +1,111 @@
+"""The training loop: the same for one worker and for many."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.method import Dropping
+from tokendrop.models.batch import Batch
+from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.engine import Engine
+from tokendrop.train.report import Recorder, StepReport
+
+
+class Batches(Protocol):
+    """Where a worker's micro batches come from."""
+
+    def of_step(self, step: int) -> Iterator[Batch]:
+        """This worker's micro batches of one step, by arithmetic from the step alone."""
+        ...
+
+    def validation(self) -> Sequence[Batch]:
+        """This worker's share of the held-out rows; as many batches on every worker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything that one worker trains with."""
+
+    engine: Engine
+    dropping: Dropping | None
+    batches: Batches
+    checkpoints: Checkpoints
+    recorder: Recorder
+    world_size: int
+
+
+def train(config: ExperimentConfig, parts: Parts, *, start: int) -> None:
+    """Train from step `start` to the end of the plan; every worker runs this loop."""
+    plan, engine, recorder, checkpoints = config.plan(), parts.engine, parts.recorder, parts.checkpoints
+    split = replace(plan.batch, world_size=parts.world_size)
+    validate_every, save_every = config.in_steps(config.evaluate.every), config.in_steps(config.checkpoint.every)
+
+    engine.model.train()
+    clock = time.perf_counter()
+    for step in range(start, plan.steps):
+        segment = plan.at(step)
+        loss, sample_ids, data_time = 0.0, [], 0.0
+        batches = timed(parts.batches.of_step(step))
+        for number, (batch, waited) in enumerate(batches, start=1):
+            if parts.dropping is not None:
+                parts.dropping.draw(
+                    kept_length=segment.kept_length,
+                    step=step,
+                    sample_ids=batch.sample_ids_B,
+                    sequence_length=plan.shape.sequence_length,
+                )
+            if config.model.dropout:
+                torch.manual_seed(hash((config.seed, step, batch.number)))
+            last = number == split.accumulation
+            loss += engine.forward_backward(batch, share=1 / split.accumulation, last_micro_batch=last)
+            sample_ids += batch.sample_ids_B.tolist()
+            data_time += waited
+        lr = plan.lr(step)
+        grad_norm = engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
+        mean_loss = engine.mean(torch.as_tensor(loss) / split.accumulation)
+
+        done = step + 1
+        report = StepReport(
+            step=done,
+            loss=mean_loss.item(),
+            val_loss=None,
+            grad_norm=grad_norm.item(),
+            lr=lr,
+            kept_length=segment.kept_length,
+            tokens=done * plan.tokens_per_step,
+            layer_tokens=plan.layer_tokens(done),
+            flops=plan.flops(done),
+            world_size=parts.world_size,
+            data_time_s=data_time,
+            step_time_s=time.perf_counter() - clock,
+        )
+        clock = time.perf_counter()
+        if done % validate_every == 0 or done == plan.steps:
+            report = replace(report, val_loss=validate(parts))
+            clock = time.perf_counter()
+        recorder.record(report, sample_ids)
+        if done % save_every == 0 or done == plan.steps:
+            recorder.commit(done)
+            checkpoints.save(engine, done)
+    checkpoints.wait()
+
+
+def validate(parts: Parts) -> float:
+    """Mean loss over the held-out rows, no token dropped."""
+    losses = [parts.engine.evaluate(batch) for batch in parts.batches.validation()]
+    return parts.engine.mean(torch.stack(losses).mean()).item()
+
+
+def timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """Each batch, with the seconds that it was waited for."""
+    while True:
+        asked = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch, time.perf_counter() - asked
