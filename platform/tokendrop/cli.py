@@ -43,11 +43,15 @@ def prepare(options: argparse.Namespace) -> None:
 
     config = load_job(options.job, options.overrides)
     connect()
-    folder = prepare(config, progress=lambda documents, tokens: say(f"packed   {documents:,} documents, {tokens:,} tokens"))
+    folder = prepare(
+        config, progress=lambda documents, tokens: say(f"packed   {documents:,} documents, {tokens:,} tokens")
+    )
     manifest = read_manifest(folder)
     rows = {split: sum(shard.rows for shard in getattr(manifest, split)) for split in ("train", "validation")}
     if options.json:
-        print_json({"folder": str(folder), "documents": manifest.documents, "tokens": manifest.tokens, "rows": rows})
+        print_json(
+            {"folder": str(folder), "documents": manifest.documents, "tokens": manifest.tokens, "rows": rows}
+        )
     else:
         print(
             f"{folder}: {manifest.documents:,} documents, {manifest.tokens:,} tokens;"
@@ -71,7 +75,9 @@ def train(options: argparse.Namespace) -> None:
         print_json(result)
     else:
         print(comparison_text([result], [config.name]))
-        print(f"layer tokens saved: {result['layer_token_saving']:.1%}   FLOPs saved: {result['flops_saving']:.1%}")
+        print(
+            f"layer tokens saved: {result['layer_token_saving']:.1%}   FLOPs saved: {result['flops_saving']:.1%}"
+        )
         print(where([result], config))
 
 
@@ -94,7 +100,10 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
     try:
         return run_training(config, resume=resume)
     except TrainingFailedError as error:
-        print(f"tokendrop: the run failed more often than scaling.max_restarts={config.scaling.max_restarts}", file=sys.stderr)
+        print(
+            f"tokendrop: the run failed more often than scaling.max_restarts={config.scaling.max_restarts}",
+            file=sys.stderr,
+        )
         print(error, file=sys.stderr)
         sys.exit(1)
 
@@ -103,17 +112,22 @@ def where(results: Sequence[dict[str, Any]], config: ExperimentConfig) -> str:
     """Where to look at what was made."""
     lines = ["", *(f"run folder  {result['run']}" for result in results)]
     if config.track.uri:
-        lines.append(f"curves      .venv/bin/mlflow ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
+        lines.append(
+            f"curves      .venv/bin/mlflow ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000"
+        )
     return "\n".join(lines)
 
 
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
-        prog="tokendrop", description="Pretrain transformers with random-LTD on Ray, and measure what it saves."
+        prog="tokendrop",
+        description="Pretrain transformers with random-LTD on Ray, and measure what it saves.",
     )
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], None], about: str, example: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[[argparse.Namespace], None], about: str, example: str
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(
             name,
             help=about,
@@ -150,7 +164,9 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("job", nargs="?", help="job file (YAML); with --resume, the run's own when left out")
     one.add_argument("overrides", nargs="*", help=OVERRIDES)
-    one.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of this run folder")
+    one.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of this run folder"
+    )
 
     one = command(
         "compare",
@@ -159,5 +175,7 @@ def parser() -> argparse.ArgumentParser:
         "tokendrop compare jobs/pretrain/quickstart_baseline.yaml jobs/pretrain/quickstart.yaml",
     )
     one.add_argument("jobs", nargs="+", help="job files (YAML), the baseline first")
-    one.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key in every job")
+    one.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key in every job"
+    )
     return root

@@ -20,7 +20,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        first, *others = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True)))
+        first, *others = (
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        )
         return "  ".join([first, *others]).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
@@ -70,19 +73,37 @@ def plan_text(name: str, plan: RunPlan) -> str:
     shape, batch, rate = plan.shape, plan.batch, plan.learning_rate
     unit = "steps" if plan.lr_clock == "step" else "layer tokens"
     facts = [
-        ("run", f"{name}: {plan.steps:,} steps of {batch.global_batch} x {shape.sequence_length} tokens,"
-         f" {count(plan.steps * plan.tokens_per_step)} tokens"),
+        (
+            "run",
+            f"{name}: {plan.steps:,} steps of {batch.global_batch} x {shape.sequence_length} tokens,"
+            f" {count(plan.steps * plan.tokens_per_step)} tokens",
+        ),
         ("layers", f"{shape.layers}, of which {len(plan.dropped_layers)} drop tokens"),
-        ("layer tokens", f"{count(plan.layer_tokens(plan.steps))} of {count(plan.layer_tokens_full)}:"
-         f" {plan.layer_token_saving():.2%} saved over all layers,"
-         f" {plan.dropped_layer_token_saving():.2%} over the dropped ones"),
-        ("FLOPs", f"{count(plan.flops(plan.steps))} of {count(plan.flops_full)}: {plan.flops_saving():.2%} saved"),
-        ("learning rate", f"{rate.peak:g} -> {rate.final:g}, {rate.decay}; warm-up {count(rate.warmup)} {unit}"
-         f" ({plan.warmup_steps():,} steps), decay {count(rate.decay_length)} {unit}"),
+        (
+            "layer tokens",
+            f"{count(plan.layer_tokens(plan.steps))} of {count(plan.layer_tokens_full)}:"
+            f" {plan.layer_token_saving():.2%} saved over all layers,"
+            f" {plan.dropped_layer_token_saving():.2%} over the dropped ones",
+        ),
+        (
+            "FLOPs",
+            f"{count(plan.flops(plan.steps))} of {count(plan.flops_full)}: {plan.flops_saving():.2%} saved",
+        ),
+        (
+            "learning rate",
+            f"{rate.peak:g} -> {rate.final:g}, {rate.decay}; warm-up {count(rate.warmup)} {unit}"
+            f" ({plan.warmup_steps():,} steps), decay {count(rate.decay_length)} {unit}",
+        ),
     ]
     rows = [
-        [f"{s.start:,}-{s.stop:,}", f"{s.kept_length}", f"{s.workers}", f"{s.accumulation}", f"{plan.lr(s.stop - 1):.3g}",
-         f"{1 - plan.layer_tokens(s.stop) / (plan.layer_tokens_full * s.stop / plan.steps):.1%}"]
+        [
+            f"{s.start:,}-{s.stop:,}",
+            f"{s.kept_length}",
+            f"{s.workers}",
+            f"{s.accumulation}",
+            f"{plan.lr(s.stop - 1):.3g}",
+            f"{1 - plan.layer_tokens(s.stop) / (plan.layer_tokens_full * s.stop / plan.steps):.1%}",
+        ]
         for s in plan.segments
     ]
     if len(rows) > _MOST_ROWS:

@@ -29,6 +29,8 @@ class DataConfig:
         if not 0 < self.validation_share < 1:
             raise ValueError(f"want 0 < validation_share < 1, got {self.validation_share}")
         if self.tokenizer_vocab_size < 257:
-            raise ValueError(f"tokenizer_vocab_size: 256 bytes and the end of text want 257, got {self.tokenizer_vocab_size}")
+            raise ValueError(
+                f"tokenizer_vocab_size: 256 bytes and the end of text want 257, got {self.tokenizer_vocab_size}"
+            )
         if self.rows_per_shard < 1:
             raise ValueError(f"want rows_per_shard of at least 1, got {self.rows_per_shard}")

@@ -60,7 +60,9 @@ class ExperimentConfig:
             global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=self.scaling.workers
         )
         clock = Clock(
-            sequence_length=shape.sequence_length, tokens_per_step=self.tokens_per_step, total_steps=self.steps
+            sequence_length=shape.sequence_length,
+            tokens_per_step=self.tokens_per_step,
+            total_steps=self.steps,
         )
         try:
             schedule = self.drop.schedule.build(clock)

@@ -150,7 +150,11 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
     if value is None and type(None) in members:
         return None
     members = tuple(member for member in members if member is not type(None))
-    kinds = {get_args(get_type_hints(m)["kind"])[0]: m for m in members if dataclasses.is_dataclass(m) and m is not Duration}
+    kinds = {
+        get_args(get_type_hints(m)["kind"])[0]: m
+        for m in members
+        if dataclasses.is_dataclass(m) and m is not Duration
+    }
     if kinds and isinstance(value, Mapping):
         if len(kinds) > 1 and "kind" not in value:
             raise UserError(f"{path}.kind: this key is needed: one of {', '.join(kinds)}")
@@ -193,7 +197,12 @@ def _number(value: Any) -> int | float | None:
             value = float(value)
         except ValueError:
             return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value in (float("inf"), float("-inf")) or value != value:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or value in (float("inf"), float("-inf"))
+        or value != value
+    ):
         return None
     return value
 

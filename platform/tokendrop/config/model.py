@@ -33,7 +33,9 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.heads, self.sequence_length, self.vocab_size)
         if min(sizes) < 1:
-            raise ValueError(f"want layers, width, heads, sequence_length and vocab_size of at least 1, got {sizes}")
+            raise ValueError(
+                f"want layers, width, heads, sequence_length and vocab_size of at least 1, got {sizes}"
+            )
         if self.width % self.heads:
             raise ValueError(f"width={self.width} must be a multiple of heads={self.heads}")
         if not 0 <= self.dropout < 1:

@@ -20,7 +20,9 @@ class ScalingConfig:
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.cpus_per_worker < 1 or self.gpus_per_worker < 0 or self.max_restarts < 0:
-            raise ValueError("want workers and cpus_per_worker of at least 1, gpus_per_worker and max_restarts of at least 0")
+            raise ValueError(
+                "want workers and cpus_per_worker of at least 1, gpus_per_worker and max_restarts of at least 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,4 +57,6 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         if self.every.amount <= 0 or self.sequences < 1:
-            raise ValueError(f"want every above 0 and sequences of at least 1, got {self.every} and {self.sequences}")
+            raise ValueError(
+                f"want every above 0 and sequences of at least 1, got {self.every} and {self.sequences}"
+            )

@@ -36,7 +36,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.peak_lr <= 0 or self.weight_decay < 0 or self.max_grad_norm <= 0 or self.epsilon <= 0:
-            raise ValueError("want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0")
+            raise ValueError(
+                "want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0"
+            )
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"want 0 <= beta1, beta2 < 1, got {self.beta1}, {self.beta2}")
         if self.length.unit == "%":

@@ -69,9 +69,21 @@ def check_fits(config: ExperimentConfig, manifest: Manifest, folder: Path) -> No
 
 
 def _fingerprint(data: DataConfig, length: int, files: list[SourceFile]) -> str:
-    tokenizer = Path(data.tokenizer).read_bytes() if data.tokenizer and os.path.isfile(data.tokenizer) else b""
-    parts = [_FORMAT, length, data.text_key, data.tokenizer_vocab_size, data.validation_share, data.rows_per_shard]
-    parts += [hashlib.sha256(tokenizer).hexdigest(), *((file.uri, file.size, file.modified) for file in files)]
+    tokenizer = (
+        Path(data.tokenizer).read_bytes() if data.tokenizer and os.path.isfile(data.tokenizer) else b""
+    )
+    parts = [
+        _FORMAT,
+        length,
+        data.text_key,
+        data.tokenizer_vocab_size,
+        data.validation_share,
+        data.rows_per_shard,
+    ]
+    parts += [
+        hashlib.sha256(tokenizer).hexdigest(),
+        *((file.uri, file.size, file.modified) for file in files),
+    ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -142,7 +154,9 @@ def tokenized(files: list[SourceFile], data: DataConfig, tokenizer: Tokenizer) -
         blocks = (
             ray.data.from_items(numbers, override_num_blocks=min(len(files), 64))
             # half a core, so that Ray does not fuse both stages and one large file still fills every core
-            .map_batches(_read, batch_size=1, num_cpus=0.5, fn_kwargs={"files": files, "text_key": data.text_key})
+            .map_batches(
+                _read, batch_size=1, num_cpus=0.5, fn_kwargs={"files": files, "text_key": data.text_key}
+            )
             .map_batches(
                 _tokenize,
                 batch_format="pyarrow",

@@ -52,10 +52,14 @@ def read_manifest(folder: Path) -> Manifest:
     """
     try:
         tree = json.loads((folder / MANIFEST).read_text())
-        splits = {split: tuple(Shard(**shard) for shard in tree.pop(split)) for split in ("train", "validation")}
+        splits = {
+            split: tuple(Shard(**shard) for shard in tree.pop(split)) for split in ("train", "validation")
+        }
         return Manifest(**tree, **splits)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{folder / MANIFEST}: can't read this manifest ({error}); prepare the data again") from None
+        raise UserError(
+            f"{folder / MANIFEST}: can't read this manifest ({error}); prepare the data again"
+        ) from None
 
 
 def write_shard(path: Path, rows_NT: NDArray[np.integer]) -> Shard:

@@ -94,7 +94,9 @@ def _remote_files(entry: str) -> list[SourceFile]:
     for info in infos:
         _check_suffix(info.path)
     query = f"?{entry.split('?')[1]}" if "?" in entry else ""
-    return [SourceFile(f"{scheme}://{info.path}{query}", info.size or 0, str(info.mtime_ns)) for info in infos]
+    return [
+        SourceFile(f"{scheme}://{info.path}{query}", info.size or 0, str(info.mtime_ns)) for info in infos
+    ]
 
 
 def _check_suffix(name: str) -> None:
@@ -139,7 +141,9 @@ def _text(file: SourceFile) -> Iterator[str]:
             try:
                 lines.append(line.decode("utf-8"))
             except UnicodeDecodeError as error:
-                raise UserError(f"{file.uri}:{number}: not valid UTF-8 (byte {error.start} of the line)") from None
+                raise UserError(
+                    f"{file.uri}:{number}: not valid UTF-8 (byte {error.start} of the line)"
+                ) from None
             length += len(lines[-1])
             if length >= _TEXT_DOCUMENT and line.isspace():
                 yield "".join(lines)
@@ -158,5 +162,7 @@ def _parquet(file: SourceFile, text_key: str) -> Iterator[str]:
             for text in batch.column(0).to_pylist():
                 row += 1
                 if not isinstance(text, str):
-                    raise UserError(f"{file.uri}: row {row}: want text in '{text_key}', got {type(text).__name__}")
+                    raise UserError(
+                        f"{file.uri}: row {row}: want text in '{text_key}', got {type(text).__name__}"
+                    )
                 yield text

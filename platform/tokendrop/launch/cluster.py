@@ -9,10 +9,13 @@ import ray
 _SOURCE_ROOT = Path(__file__).parents[2]
 
 
-def connect(address: str | None = None) -> None:
+def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     """Join the cluster at `address` or RAY_ADDRESS; without either, start one on this machine. Does nothing twice.
 
     Workers get this source tree on their path, so a cluster whose image holds the dependencies alone will do.
+
+    Args:
+        cpus: cores that a cluster started here counts; those of the machine when left out.
     """
     if ray.is_initialized():
         return
@@ -30,4 +33,4 @@ def connect(address: str | None = None) -> None:
     os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process can reach it
-    ray.init("local", include_dashboard=False, object_store_memory=400 * 2**20, **quiet)
+    ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=400 * 2**20, **quiet)

@@ -16,7 +16,13 @@ from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerTask, run_worker
 from tokendrop.models.build import check_trainable
 from tokendrop.track.mlflow import MlflowMirror
-from tokendrop.track.run_folder import CHECKPOINTS, create_run_folder, describe_run, open_run_folder, summarize
+from tokendrop.track.run_folder import (
+    CHECKPOINTS,
+    create_run_folder,
+    describe_run,
+    open_run_folder,
+    summarize,
+)
 from tokendrop.train.checkpoint import committed, read_meta
 
 _RAY_STATE = "ray"
@@ -56,11 +62,14 @@ def _trainer(task: WorkerTask) -> TorchTrainer:
     return TorchTrainer(
         _train_loop,
         train_loop_config={"task": task},
-        torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo", timeout_s=int(scaling.peer_timeout_s)),
+        torch_config=TorchConfig(
+            backend="nccl" if on_gpus else "gloo", timeout_s=int(scaling.peer_timeout_s)
+        ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=scaling.workers,
             use_gpu=on_gpus,
-            resources_per_worker={"CPU": scaling.cpus_per_worker} | ({"GPU": scaling.gpus_per_worker} if on_gpus else {}),
+            resources_per_worker={"CPU": scaling.cpus_per_worker}
+            | ({"GPU": scaling.gpus_per_worker} if on_gpus else {}),
         ),
         run_config=ray.train.RunConfig(
             name=_RAY_STATE,
@@ -90,7 +99,10 @@ def check_same_model(config: ExperimentConfig, run: Path) -> None:
 def check_resources(config: ExperimentConfig) -> None:
     """Raises UserError where the cluster could never hold the run's workers; without an autoscaler, that is."""
     scaling, total = config.scaling, ray.cluster_resources()
-    wanted = {"CPU": scaling.workers * scaling.cpus_per_worker, "GPU": scaling.workers * scaling.gpus_per_worker}
+    wanted = {
+        "CPU": scaling.workers * scaling.cpus_per_worker,
+        "GPU": scaling.workers * scaling.gpus_per_worker,
+    }
     for resource, count in wanted.items():
         if count > total.get(resource, 0):
             raise UserError(

@@ -19,7 +19,9 @@ class Watcher:
 
     def __init__(self, run: Path, config: ExperimentConfig, mirror: MlflowMirror | None) -> None:
         self.run, self.config, self.mirror = run, config, mirror
-        self._tail = MetricsTail(run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0)
+        self._tail = MetricsTail(
+            run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0
+        )
         self._line = LiveLine(config)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -31,7 +33,9 @@ class Watcher:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join()
         self._line.end()
@@ -77,7 +81,9 @@ class LiveLine:
             self._attempts += 1
             if self._attempts > 1:
                 self.end()
-                say(f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}")
+                say(
+                    f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}"
+                )
             return
         last = self._step_time_s or line["step_time_s"]
         self._step_time_s = 0.9 * last + 0.1 * line["step_time_s"]

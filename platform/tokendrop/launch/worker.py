@@ -49,7 +49,9 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0) -> None:
     engine = DdpEngine(model, build_optimizer(model, train_config), dtype)
 
     checkpoints = Checkpoints(
-        task.run / CHECKPOINTS, keep=config.checkpoint.keep, meta={"model": asdict(config.model), "name": config.name}
+        task.run / CHECKPOINTS,
+        keep=config.checkpoint.keep,
+        meta={"model": asdict(config.model), "name": config.name},
     )
     saved = committed(task.run / CHECKPOINTS)
     start = checkpoints.load(engine, saved[-1]) if saved else 0

@@ -1,9 +1,9 @@
 """Random and layerwise token dropping for any transformer: torch alone, usable without the rest.
 
-    dropping = attach(model, seed=1234)             # every layer but the first and the last
-    dropping.draw(kept_length=128, step=step, sample_ids=ids, sequence_length=2048)
-    loss = model(...)                               # dropped layers see their own 128 tokens
-    detach(model)
+dropping = attach(model, seed=1234)             # every layer but the first and the last
+dropping.draw(kept_length=128, step=step, sample_ids=ids, sequence_length=2048)
+loss = model(...)                               # dropped layers see their own 128 tokens
+detach(model)
 """
 
 from tokendrop.method.attach import attach, detach

@@ -61,7 +61,9 @@ def repeated_layers(model: nn.Module) -> nn.ModuleList:
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(layer) for layer in module}) == 1
+        if isinstance(module, nn.ModuleList)
+        and len(module) > 1
+        and len({type(layer) for layer in module}) == 1
     }
     outermost = {
         name: module
@@ -70,5 +72,7 @@ def repeated_layers(model: nn.Module) -> nn.ModuleList:
     }
     if len(outermost) != 1:
         found = ", ".join(outermost) or "none"
-        raise ValueError(f"want one list of equal layers in {type(model).__name__}, found {found}; pass blocks=...")
+        raise ValueError(
+            f"want one list of equal layers in {type(model).__name__}, found {found}; pass blocks=..."
+        )
     return next(iter(outermost.values()))

@@ -37,8 +37,12 @@ class Dropping:
         Raises:
             ValueError: a kept length is not in 1..sequence_length.
         """
-        lengths = [kept_length if isinstance(kept_length, int) else kept_length[layer] for layer in self.layers]
-        shorter = [(layer, kept) for layer, kept in zip(self.layers, lengths, strict=True) if kept != sequence_length]
+        lengths = [
+            kept_length if isinstance(kept_length, int) else kept_length[layer] for layer in self.layers
+        ]
+        shorter = [
+            (layer, kept) for layer, kept in zip(self.layers, lengths, strict=True) if kept != sequence_length
+        ]
         positions = draw_positions(
             seed=self.seed,
             step=step,

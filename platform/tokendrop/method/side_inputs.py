@@ -29,7 +29,9 @@ def restrict(name: str, value: Any, kept_BK: Tensor, sequence_length: int, known
         return tuple(restrict(name, item, kept_BK, sequence_length, known) for item in value)
     if not isinstance(value, Tensor):
         if name in known and value is not None:
-            raise ValueError(f"side input '{name}' is a {type(value).__name__}; only a tensor can follow the kept tokens")
+            raise ValueError(
+                f"side input '{name}' is a {type(value).__name__}; only a tensor can follow the kept tokens"
+            )
         return value
     if sequence_length not in value.shape:
         return value

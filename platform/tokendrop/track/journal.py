@@ -44,7 +44,9 @@ class Journal:
     def commit(self, step: int) -> None:
         if self.rank == 0:
             self._flush()
-            self._write(STEPS, step, pa.Table.from_pylist([asdict(report) for report in self._reports], _STEPS_SCHEMA))
+            self._write(
+                STEPS, step, pa.Table.from_pylist([asdict(report) for report in self._reports], _STEPS_SCHEMA)
+            )
         steps = [report.step for report in self._reports]
         ledger = {
             "step": steps,
@@ -123,11 +125,13 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 _STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "flops", "world_size")]
-    + [
-        (name, pa.float64())
-        for name in ("loss", "val_loss", "grad_norm", "lr", "data_time_s", "step_time_s")
-    ]
+    + [(name, pa.float64()) for name in ("loss", "val_loss", "grad_norm", "lr", "data_time_s", "step_time_s")]
 )
 _LEDGER_SCHEMA = pa.schema(
-    [("step", pa.int64()), ("rank", pa.int32()), ("world_size", pa.int32()), ("sample_ids", pa.list_(pa.int64()))]
+    [
+        ("step", pa.int64()),
+        ("rank", pa.int32()),
+        ("world_size", pa.int32()),
+        ("sample_ids", pa.list_(pa.int64())),
+    ]
 )

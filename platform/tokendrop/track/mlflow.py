@@ -72,7 +72,9 @@ class MlflowMirror:
         experiment = client.get_experiment_by_name(name)
         experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
         # An earlier call may have been answered by a time-out after the server had done it.
-        known = client.search_runs([experiment_id], f"tags.`tokendrop.run` = '{self.folder.name}'", max_results=1)
+        known = client.search_runs(
+            [experiment_id], f"tags.`tokendrop.run` = '{self.folder.name}'", max_results=1
+        )
         if known:
             return known[0].info.run_id
         plan = self.config.plan()

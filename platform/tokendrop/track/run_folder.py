@@ -17,7 +17,13 @@ from tokendrop.errors import UserError
 from tokendrop.track.journal import MetricsTail, read_steps
 from tokendrop.train.checkpoint import committed
 
-JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = "job.yaml", "plan.json", "environment.json", "checkpoints", "data.txt"
+JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = (
+    "job.yaml",
+    "plan.json",
+    "environment.json",
+    "checkpoints",
+    "data.txt",
+)
 _PACKAGES = ("tokendrop", "torch", "ray", "mlflow", "pyarrow", "numpy", "tokenizers")
 
 
@@ -112,4 +118,3 @@ def latest_checkpoint(path: Path) -> Path:
     if not saved:
         raise UserError(f"{path}: want a run folder with a committed checkpoint, or a checkpoint; found none")
     return saved[-1]
-

@@ -75,7 +75,10 @@ class Checkpoints:
         state = {"model": model, "optimizer": optimizer}
         dcp.load(state, checkpoint_id=checkpoint)
         set_state_dict(
-            engine.model, engine.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            engine.model,
+            engine.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
         )
         return read_meta(checkpoint)["step"]
 

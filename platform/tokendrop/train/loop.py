@@ -43,7 +43,10 @@ def train(config: ExperimentConfig, parts: Parts, *, start: int) -> None:
     """Train from step `start` to the end of the plan; every worker runs this loop."""
     plan, engine, recorder, checkpoints = config.plan(), parts.engine, parts.recorder, parts.checkpoints
     split = replace(plan.batch, world_size=parts.world_size)
-    validate_every, save_every = config.in_steps(config.evaluate.every), config.in_steps(config.checkpoint.every)
+    validate_every, save_every = (
+        config.in_steps(config.evaluate.every),
+        config.in_steps(config.checkpoint.every),
+    )
 
     engine.model.train()
     clock = time.perf_counter()

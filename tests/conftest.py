@@ -1,0 +1,34 @@
+"""One Ray for the whole test session, and the real data where it is at hand."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None, max_examples=50)
+settings.load_profile("default")
+
+DATA = Path(os.environ.get("TOKENDROP_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A Ray of this session's own, with room for four workers of one core."""
+    import ray
+
+    from tokendrop.launch.cluster import connect
+
+    os.environ.pop("RAY_ADDRESS", None)
+    connect(cpus=4)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real data (see its MANIFEST.md); tests that want it skip where it is missing."""
+    if not DATA.is_dir():
+        pytest.skip(f"no real data at {DATA}; set TOKENDROP_TEST_DATA")
+    return DATA
