@@ -8,8 +8,9 @@ from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
+from tokendrop.config.model import GptConfig
 from tokendrop.errors import UserError
-from tokendrop.render import comparison_text, plan_result, plan_text, print_json
+from tokendrop.render import bench_text, comparison_text, plan_result, plan_text, print_json, say
 
 OVERRIDES = "key=value overrides, such as train.length='500 steps'"
 
@@ -39,7 +40,6 @@ def prepare(options: argparse.Namespace) -> None:
     from tokendrop.data.pipeline import prepare
     from tokendrop.data.shards import read_manifest
     from tokendrop.launch.cluster import connect
-    from tokendrop.launch.watch import say
 
     config = load_job(options.job, options.overrides)
     connect()
@@ -89,6 +89,27 @@ def compare(options: argparse.Namespace) -> None:
     else:
         print("\n" + comparison_text(results, [config.name for config in configs]))
         print(where(results, configs[0]))
+
+
+def bench(options: argparse.Namespace) -> None:
+    from tokendrop.bench.overhead import bench_overhead
+    from tokendrop.bench.step import bench_step
+
+    if options.name == "step":
+        result = bench_step(
+            preset=options.preset,
+            micro_batch=options.micro_batch,
+            precision=options.precision,
+            compiled=options.compile,
+            rounds=options.rounds,
+            say=say,
+        )
+    else:
+        result = bench_overhead(options.job, steps=options.steps, rounds=options.rounds, say=say)
+    if options.json:
+        print_json(result)
+    else:
+        print(bench_text(result))
 
 
 def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
@@ -178,4 +199,19 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key in every job"
     )
+
+    one = command(
+        "bench",
+        bench,
+        "Measure, side by side in one run: step time by kept length, or what the platform costs.",
+        "tokendrop bench step --rounds 9",
+    )
+    one.add_argument("name", choices=["step", "overhead"])
+    one.add_argument("--rounds", type=int, default=7, help="interleaved repeats (default 7)")
+    one.add_argument("--preset", choices=list(GptConfig.PRESETS), help="step: model; by device when left out")
+    one.add_argument("--micro-batch", type=int, default=8, help="step: sequences of one step (default 8)")
+    one.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="step")
+    one.add_argument("--compile", action="store_true", help="step: torch.compile each layer")
+    one.add_argument("--job", type=Path, default=Path("jobs/pretrain/quickstart_baseline.yaml"), help="overhead")
+    one.add_argument("--steps", type=int, default=40, help="overhead: steps of one measurement (default 40)")
     return root

@@ -15,6 +15,11 @@ def print_json(result: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(result, indent=1) + "\n")
 
 
+def say(text: str) -> None:
+    """A line on standard error, beside the results on standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their text; the first one to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
@@ -132,3 +137,13 @@ def comparison_text(results: Sequence[Mapping[str, Any]], names: Sequence[str]) 
         for name, result in zip(names, results, strict=True)
     ]
     return table(["run", "val loss", "layer tokens", "FLOPs", "training time", "tokens/s"], rows)
+
+
+def bench_text(result: Mapping[str, Any]) -> str:
+    """Figures of a benchmark, with their spread."""
+    rows = [
+        [name, f"{figure['median']:.4g}", f"{figure['min']:.4g}", f"{figure['max']:.4g}", figure["unit"]]
+        for name, figure in result["figures"].items()
+    ]
+    machine = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    return f"{table(['figure', 'median', 'min', 'max', 'unit'], rows)}\n\n{machine}\n{result['command']}"

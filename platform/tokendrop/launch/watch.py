@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.render import say
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror
 
@@ -121,11 +122,6 @@ class LiveLine:
         assert self._step_time_s is not None
         per_flop = self._step_time_s / self.plan.at(step - 1).flops_per_step
         return (self.plan.flops(self.plan.steps) - self.plan.flops(step)) * per_flop
-
-
-def say(text: str) -> None:
-    """A line for the user, beside the results on standard output."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _first_line(error: Exception) -> str:

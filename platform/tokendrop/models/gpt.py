@@ -26,8 +26,10 @@ class Attention(nn.Module):
 
     def forward(self, x_BSD: Tensor, rotary: Rotary | None) -> Tensor:
         batch, tokens, width = x_BSD.shape
-        qkv = self.qkv(x_BSD).view(batch, tokens, 3, self.heads, width // self.heads)
-        q_BHSW, k_BHSW, v_BHSW = qkv.permute(2, 0, 3, 1, 4).unbind()
+        q_BHSW, k_BHSW, v_BHSW = (
+            part_BSD.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
+            for part_BSD in self.qkv(x_BSD).split(width, dim=2)
+        )
         if rotary is not None:
             q_BHSW, k_BHSW = rotate(q_BHSW, rotary), rotate(k_BHSW, rotary)
         dropout = self.dropout if self.training else 0.0

@@ -8,8 +8,8 @@ from torch.autograd.function import once_differentiable
 
 # Dimensions: N tokens, C tokens of one chunk, D width, V vocabulary.
 
-# Logits of one chunk: what stays in a CPU's cache, and what keeps a GPU busy.
-_CPU_LOGITS, _GPU_LOGITS = 2**21, 2**26
+# Logits of one chunk: 128 MiB in float32, enough to keep a GPU busy.
+_LOGITS_AT_ONCE = 2**25
 
 
 def head_loss(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def head_loss(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor) -> Tenso
     """
     device = hidden_BSD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_BSD.dtype
-    chunk = max(1, (_CPU_LOGITS if device == "cpu" else _GPU_LOGITS) // weight_VD.shape[0])
+    chunk = max(1, _LOGITS_AT_ONCE // weight_VD.shape[0])
     with torch.autocast(device, enabled=False):
         return _HeadLoss.apply(hidden_BSD.flatten(0, 1), weight_VD, labels_BS.flatten(), dtype, chunk)
 
@@ -40,13 +40,11 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden_ND), chunk):
             rows = slice(start, start + chunk)
             hidden, labels = hidden_ND[rows].to(dtype), labels_N[rows, None]
-            logits_CV = (hidden @ weight.T).to(exact)
-            normalizer = logits_CV.logsumexp(-1, keepdim=True)
-            loss += (normalizer - logits_CV.gather(1, labels)).sum()
+            log_p_CV = torch.log_softmax((hidden @ weight.T).to(exact), dim=-1)
+            loss -= log_p_CV.gather(1, labels).sum()
             if grad_hidden is not None and grad_weight is not None:
-                grad_logits = logits_CV.sub_(normalizer).exp_()
-                grad_logits.scatter_add_(1, labels, torch.full_like(normalizer, -1.0))
-                grad_logits = grad_logits.div_(len(hidden_ND)).to(dtype)
+                grad_logits = log_p_CV.exp_()  # softmax - one_hot, to be divided by N
+                grad_logits = grad_logits.scatter_add_(1, labels, -torch.ones_like(labels, dtype=exact)).to(dtype)
                 grad_hidden[rows] = grad_logits @ weight
                 grad_weight += grad_logits.T @ hidden
         ctx.save_for_backward(grad_hidden, grad_weight)
@@ -56,4 +54,5 @@ class _HeadLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None, None
+        share = grad_loss / len(grad_hidden)
+        return grad_hidden * share, grad_weight * share, None, None, None

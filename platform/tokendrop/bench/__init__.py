@@ -1,0 +1,1 @@
+"""Measurements side by side: ratios within one run, repeats interleaved, medians with their spread."""

@@ -1,0 +1,59 @@
+"""How measurements are taken and told."""
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+
+def interleave(
+    cases: Mapping[str, Callable[[], float]], *, rounds: int, say: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """Run every case once a round, so that a slow minute of the machine falls on all of them alike.
+
+    Every other round runs backwards: what a case finds in caches and heap depends on the case before it.
+
+    Returns:
+        For each case its measurements, one a round.
+    """
+    results: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(1, rounds + 1):
+        for name in list(cases) if number % 2 else reversed(cases):
+            results[name].append(cases[name]())
+        say(f"round    {number}/{rounds}: " + "  ".join(f"{name} {values[-1]:.4g}" for name, values in results.items()))
+    return results
+
+
+def figure(values: Sequence[float], unit: str) -> dict[str, Any]:
+    """A figure as scripts read it."""
+    return {"median": median(values), "min": min(values), "max": max(values), "unit": unit}
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Round by round."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def bench_result(name: str, figures: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """What `tokendrop bench NAME --json` prints."""
+    return {"bench": name, "machine": machine(), "figures": dict(figures), "command": command}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

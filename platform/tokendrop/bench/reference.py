@@ -1,0 +1,43 @@
+"""A plain GPT-2 for comparison: what one writes without this project, with SDPA and nothing else."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokendrop.config.model import GptConfig
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.c_fc, self.c_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        heads = [part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).split(width, dim=2)]
+        attended = F.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.c_proj(attended.transpose(1, 2).contiguous().view(batch, tokens, width))
+        return x + self.c_out(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class PlainGpt(nn.Module):
+    """Token and position embeddings, blocks, a tied head, all logits at once."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(config.vocab_size, config.width)
+        self.wpe = nn.Embedding(config.sequence_length, config.width)
+        self.h = nn.ModuleList(PlainBlock(config.width, config.heads) for _ in range(config.layers))
+        self.ln_f = nn.LayerNorm(config.width)
+        nn.init.normal_(self.wte.weight, std=0.02)
+        nn.init.normal_(self.wpe.weight, std=0.02)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.wte(input_ids) + self.wpe(torch.arange(input_ids.shape[1], device=input_ids.device))
+        for block in self.h:
+            x = block(x)
+        logits = F.linear(self.ln_f(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.reshape(-1))

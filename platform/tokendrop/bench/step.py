@@ -1,0 +1,115 @@
+"""`tokendrop bench step`: step time by kept length beside the FLOPs, and a plain GPT-2 beside our baseline."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from tokendrop.bench.figures import bench_result, figure, interleave, ratios
+from tokendrop.bench.reference import PlainGpt
+from tokendrop.config.model import GptConfig
+from tokendrop.config.train import TrainConfig
+from tokendrop.method import Dropping, attach
+from tokendrop.models.batch import Batch
+from tokendrop.models.build import build_model
+from tokendrop.schedule.duration import Duration
+from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
+from tokendrop.train.engine import Engine
+from tokendrop.train.engines.ddp import DdpEngine
+from tokendrop.train.optimizer import build_optimizer
+
+_CPU_MODEL = GptConfig(layers=8, width=256, heads=4, sequence_length=512, vocab_size=4096)
+_GPU_PRESET, _GPU_VOCABULARY = "gpt3-350m", 50304
+_SHARES = (16, 8, 4, 2, 1)
+
+
+def bench_step(
+    *, preset: str | None, micro_batch: int, precision: str, compiled: bool, rounds: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Time whole training steps (draw, forward, backward, clip, AdamW) at kept lengths from 1/16 to full."""
+    device = pick_device()
+    tune_cpu()
+    dtype = pick_dtype(precision, device)
+    config = _model(preset, device)
+    batch = _random_batch(config, micro_batch, device)
+    training = TrainConfig(length=Duration.parse("1 steps"), global_batch=1, micro_batch=1, peak_lr=1e-4)
+
+    model = build_model(config, seed=1).to(device)
+    dropping = attach(model, seed=1)
+    if compiled:
+        for block in model.blocks:
+            block.compile()
+    engine = DdpEngine(model, build_optimizer(model, training), dtype)
+    plain = PlainGpt(config).to(device)
+    plain_optimizer = build_optimizer(plain, training)
+
+    lengths = {f"1/{share}": config.sequence_length // share for share in _SHARES}
+    cases = {
+        name: partial(_our_step, engine, dropping, batch, kept_length=kept) for name, kept in lengths.items()
+    }
+    cases["plain"] = partial(_plain_step, plain, plain_optimizer, batch, dtype)
+    for warm_up in cases.values():
+        warm_up()
+        warm_up()
+    seconds = interleave(cases, rounds=rounds, say=say)
+
+    full, dropped = seconds["1/1"], config.layers - 2
+    flops = {name: config.shape.flops(kept=kept, dropped_layers=dropped) for name, kept in lengths.items()}
+    figures: dict[str, Any] = {}
+    for name, share in zip(lengths, _SHARES, strict=True):
+        figures[f"step_ms_at_1/{share}"] = figure([s * 1e3 for s in seconds[name]], "ms")
+        figures[f"time_ratio_at_1/{share}"] = figure(ratios(seconds[name], full), "x full")
+        figures[f"flops_ratio_at_1/{share}"] = figure([flops[name] / flops["1/1"]], "x full")
+    quarter = flops["1/4"] / flops["1/1"]
+    figures["time_over_flops_at_quarter"] = figure([r / quarter for r in ratios(seconds["1/4"], full)], "x")
+    tokens = micro_batch * config.sequence_length
+    figures["tokens_per_s_full"] = figure([tokens / s for s in full], "tokens/s")
+    figures["plain_gpt2_over_ours"] = figure(ratios(seconds["plain"], full), "x time")
+    precision_name = "bf16" if dtype == torch.bfloat16 else "fp32"
+    command = f"tokendrop bench step --micro-batch {micro_batch} --precision {precision_name} --rounds {rounds}"
+    command += f" --preset {preset}" if preset else ""
+    return bench_result("step", figures, command + (" --compile" if compiled else ""))
+
+
+def _our_step(engine: Engine, dropping: Dropping, batch: Batch, *, kept_length: int) -> float:
+    _synchronize(batch)
+    started = time.perf_counter()
+    length = batch.input_ids_BS.shape[1]
+    dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, sequence_length=length)
+    engine.forward_backward(batch, share=1.0, last_micro_batch=True)
+    engine.step(lr=1e-4, max_grad_norm=1.0)
+    _synchronize(batch)
+    return time.perf_counter() - started
+
+
+def _plain_step(model: PlainGpt, optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype) -> float:
+    _synchronize(batch)
+    started = time.perf_counter()
+    with autocast(batch.input_ids_BS.device, dtype):
+        loss = model(batch.input_ids_BS, batch.labels_BS)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    _synchronize(batch)
+    return time.perf_counter() - started
+
+
+def _model(preset: str | None, device: torch.device) -> GptConfig:
+    if preset is None and device.type == "cpu":
+        return _CPU_MODEL
+    preset = preset or _GPU_PRESET
+    return GptConfig(preset=preset, vocab_size=_GPU_VOCABULARY, **GptConfig.PRESETS[preset])
+
+
+def _random_batch(config: GptConfig, micro_batch: int, device: torch.device) -> Batch:
+    tokens = torch.randint(config.vocab_size, (micro_batch, config.sequence_length + 1), device=device)
+    ids = torch.arange(micro_batch, device=device)
+    return Batch(input_ids_BS=tokens[:, :-1], labels_BS=tokens[:, 1:], sample_ids_B=ids)
+
+
+def _synchronize(batch: Batch) -> None:
+    if batch.input_ids_BS.is_cuda:
+        torch.cuda.synchronize()
