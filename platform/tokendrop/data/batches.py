@@ -42,14 +42,19 @@ class RowBatches:
         return self.held_out
 
     def _held_out(self, rows: Rows, wanted: int) -> list[Batch]:
-        """The first held-out rows in whole micro batches, the same number for each worker, at least one."""
-        size = min(self.split.micro_batch, max(1, len(rows) // self.split.world_size))
-        rounds = max(1, min(wanted, len(rows)) // (size * self.split.world_size))
-        batches = []
-        for turn in range(rounds):
-            first = (turn * self.split.world_size + self.rank) * size
-            numbers = np.arange(first, first + size) % len(rows)
-            batches.append(self._batch(rows.read(numbers), numbers, turn))
+        """The first held-out rows in micro batches of one size, shared out as those of a step are.
+
+        So all workers together read the same rows whatever their number, and each reads as many. Where fewer
+        rows were held out than a step has micro batches, some come twice.
+        """
+        split = self.split
+        in_step = split.global_batch // split.micro_batch
+        wanted = min(wanted, len(rows))
+        size = max(1, min(split.micro_batch, wanted // in_step))
+        batches: list[Batch] = []
+        for number in range(self.rank, in_step * max(1, wanted // (size * in_step)), split.world_size):
+            numbers = np.arange(number * size, (number + 1) * size) % len(rows)
+            batches.append(self._batch(rows.read(numbers), numbers, number))
         return batches
 
     def _batch(self, rows_BT: NDArray[np.int64], ids_B: NDArray[np.int64], number: int) -> Batch:

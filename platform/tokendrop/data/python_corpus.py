@@ -1,7 +1,7 @@
 """Real text that every Python has: its documentation topics and the sources of its standard library."""
 
 import json
-import os
+import platform
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,27 +9,24 @@ from pydoc_data.topics import topics
 
 import pyarrow as pa
 
+from tokendrop.data.commit import appearing
+
 _FILES = 4
-_BYTES = 8_000_000
+_CHARACTERS = 8_000_000
 _LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "pydoc_data", "__pycache__", "lib2to3", "encodings"}
 
 
 def write_python_corpus(cache: Path) -> Path:
     """Write the corpus once, laid out as the Pile is: `.jsonl.zst` files of {"text", "meta"}; its folder."""
-    folder = cache / f"python-{sysconfig.get_python_version()}"
-    if folder.exists():
+    folder = cache / f"python-{platform.python_version()}"
+    if folder.is_dir():
         return folder
-    partial = cache / f"{folder.name}.partial-{os.getpid()}"
-    partial.mkdir(parents=True)
-    documents = list(_documents())
-    for number in range(_FILES):
-        with pa.CompressedOutputStream(str(partial / f"{number:02}.jsonl.zst"), "zstd") as out:
-            for text, name in documents[number::_FILES]:
-                out.write(json.dumps({"text": text, "meta": {"pile_set_name": name}}).encode() + b"\n")
-    try:
-        partial.rename(folder)
-    except OSError:  # another process was first
-        assert folder.exists()
+    with appearing(folder) as partial:
+        documents = list(_documents())
+        for number in range(_FILES):
+            with pa.CompressedOutputStream(str(partial / f"{number:02}.jsonl.zst"), "zstd") as out:
+                for text, name in documents[number::_FILES]:
+                    out.write(json.dumps({"text": text, "meta": {"pile_set_name": name}}).encode() + b"\n")
     return folder
 
 
@@ -47,6 +44,6 @@ def _documents() -> Iterator[tuple[str, str]]:
         except (OSError, UnicodeDecodeError):
             continue
         written += len(text)
-        if written > _BYTES:
+        if written > _CHARACTERS:
             return
         yield text, "Python standard library"

@@ -12,10 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tokendrop.config.load import build
 from tokendrop.errors import UserError
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 Split = Literal["train", "validation"]
+
+_TOKEN_TYPES = (pa.uint16(), pa.uint32())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +54,9 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: there is none, or it can't be read.
     """
     try:
-        tree = json.loads((folder / MANIFEST).read_text())
-        splits = {
-            split: tuple(Shard(**shard) for shard in tree.pop(split)) for split in ("train", "validation")
-        }
-        return Manifest(**tree, **splits)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{folder / MANIFEST}: can't read this manifest ({error}); prepare the data again"
-        ) from None
+        return build(Manifest, json.loads((folder / MANIFEST).read_text()), "")
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(folder / MANIFEST, error) from None
 
 
 def write_shard(path: Path, rows_NT: NDArray[np.integer]) -> Shard:
@@ -76,29 +73,54 @@ class Rows:
     """The rows of one split by number, read from mapped memory."""
 
     def __init__(self, folder: Path, manifest: Manifest, split: Split) -> None:
+        """
+        Raises:
+            UserError: a shard can't be read, or is not what the manifest says.
+        """
         shards = manifest.train if split == "train" else manifest.validation
+        self._files = [folder / shard.file for shard in shards]
+        self._row_length, self._vocab_size = manifest.sequence_length + 1, manifest.vocab_size
         self._starts = [0, *accumulate(shard.rows for shard in shards)]
-        self._shards = [_map(folder / shard.file, shard, manifest) for shard in shards]
+        self._shards = [_map(folder / shard.file, (shard.rows, self._row_length)) for shard in shards]
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows by number, (len(rows), sequence_length + 1)."""
-        return np.stack([self._row(int(row)) for row in rows]).astype(np.int64)
+        """Rows by number, (len(rows), sequence_length + 1).
 
-    def _row(self, row: int) -> NDArray[np.integer]:
-        shard = bisect_right(self._starts, row) - 1
-        return self._shards[shard][row - self._starts[shard]]
+        Raises:
+            UserError: a token is none of the tokenizer's; on a GPU it would end the process without a word.
+        """
+        tokens_NT = np.empty((len(rows), self._row_length), dtype=np.int64)
+        for place, row in enumerate(rows.tolist()):
+            shard = bisect_right(self._starts, row) - 1
+            tokens_NT[place] = self._shards[shard][row - self._starts[shard]]
+        if tokens_NT.max(initial=0) >= self._vocab_size:
+            row = int(rows[(tokens_NT >= self._vocab_size).any(axis=1).argmax()])
+            file = self._files[bisect_right(self._starts, row) - 1]
+            raise _damaged(file, f"a token over the tokenizer's {self._vocab_size} in row {row}")
+        return tokens_NT
 
 
-def _map(path: Path, shard: Shard, manifest: Manifest) -> NDArray[np.integer]:
+def _map(path: Path, shape: tuple[int, int]) -> NDArray[np.integer]:
     try:
-        batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: can't read this token shard ({error}); prepare the data again") from None
-    rows_NT = batch.column(0).values.to_numpy(zero_copy_only=True).reshape(batch.num_rows, -1)
-    wanted = (shard.rows, manifest.sequence_length + 1)
-    if rows_NT.shape != wanted:
-        raise UserError(f"{path}: want {wanted} rows and tokens as the manifest says, found {rows_NT.shape}")
+        with pa.memory_map(str(path)) as file:
+            batch = pa.ipc.open_file(file).get_batch(0)
+        batch.validate()  # a damaged file may point outside of itself
+        column = batch.column(0)
+        if not pa.types.is_fixed_size_list(column.type) or column.type.value_type not in _TOKEN_TYPES:
+            raise _damaged(path, f"{column.type} instead of rows of tokens")
+        rows_NT = column.values.to_numpy(zero_copy_only=True).reshape(batch.num_rows, -1)
+    except UserError:
+        raise
+    except (OSError, ValueError, IndexError, pa.ArrowException) as error:
+        raise _damaged(path, error) from None
+    if rows_NT.shape != shape:
+        raise _damaged(path, f"want {shape} rows and tokens as the manifest says, found {rows_NT.shape}")
     return rows_NT
+
+
+def _damaged(path: Path, reason: Exception | str) -> UserError:
+    reason = " ".join(str(reason).split())
+    return UserError(f"{path}: damaged ({reason}); remove {path.parent} and prepare the data again")

@@ -33,7 +33,7 @@ def train_tokenizer(documents: Iterator[str], *, vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """A `tokenizer.json`.
+    """A `tokenizer.json`, without the truncation and padding that some have been saved with.
 
     Raises:
         UserError: it can't be read, or has no end of text.
@@ -41,17 +41,25 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"data.tokenizer: can't read {path} ({error}); want a tokenizer.json") from None
-    end_of_text(tokenizer)
+        reason = " ".join(str(error).split())
+        raise UserError(f"data.tokenizer: can't read {path} ({reason}); want a tokenizer.json") from None
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise UserError(f"data.tokenizer: {path} has no token {END_OF_TEXT}, which is put between documents")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
     """Id of the token that ends a document."""
     token = tokenizer.token_to_id(END_OF_TEXT)
-    if token is None:
-        raise UserError(f"data.tokenizer: it has no token {END_OF_TEXT}, which is put between documents")
+    assert token is not None
     return token
+
+
+def vocab_size(tokenizer: Tokenizer) -> int:
+    """Rows that an embedding needs: one more than the largest id, for ids may have gaps."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def _head(documents: Iterator[str]) -> Iterator[str]:

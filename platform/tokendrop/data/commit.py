@@ -1,0 +1,34 @@
+"""Folders that appear whole or not at all."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from tokendrop.errors import UserError
+
+
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which gets the name `folder` when the block ends well and goes when it does not.
+
+    Where another process was first, its folder stays: both hold the same.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    partial = folder.with_name(f"{folder.name}.partial-{uuid4().hex[:8]}")
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"data.folder: can't write below {folder.parent} ({error.strerror})") from None
+    try:
+        yield partial
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,134 @@
+"""Batches: the same samples at any world size and from any step."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokendrop.data.batches import RowBatches
+from tokendrop.schedule.batch import BatchSplit
+
+SEQUENCE = 6
+
+
+class NumberedRows:
+    """Rows that hold their own number."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, rows):
+        assert rows.min() >= 0
+        assert rows.max() < self.count
+        return rows[:, None] * 100 + np.arange(SEQUENCE + 1)
+
+
+def batches(case, *, world_size: int, rank: int, held_out: int = 5, wanted: int = 8) -> RowBatches:
+    rows, micro_batch, global_batch, seed = case
+    return RowBatches(
+        train=NumberedRows(rows),
+        validation=NumberedRows(held_out),
+        split=BatchSplit(global_batch=global_batch, micro_batch=micro_batch, world_size=world_size),
+        rank=rank,
+        seed=seed,
+        validation_rows=wanted,
+        device=torch.device("cpu"),
+    )
+
+
+def of_step(case, step: int, *, world_size: int) -> dict[int, tuple[list[int], list[list[int]]]]:
+    """By number, the micro batches of all ranks: sample ids and tokens."""
+    found = {}
+    for rank in range(world_size):
+        for batch in batches(case, world_size=world_size, rank=rank).of_step(step):
+            assert batch.number not in found
+            found[batch.number] = batch.sample_ids_B.tolist(), batch.input_ids_BS.tolist()
+    return found
+
+
+@st.composite
+def cases(draw):
+    micro_batch = draw(st.integers(1, 3))
+    return (
+        draw(st.integers(1, 50)),
+        micro_batch,
+        4 * micro_batch * draw(st.integers(1, 3)),
+        draw(st.integers(0, 99)),
+    )
+
+
+@given(case=cases(), step=st.integers(0, 10**9))
+def test_the_global_batch_and_its_micro_batches_do_not_depend_on_the_world_size(case, step):
+    alone = of_step(case, step, world_size=1)
+    assert sorted(alone) == list(range(case[2] // case[1]))
+    assert of_step(case, step, world_size=2) == alone
+    assert of_step(case, step, world_size=4) == alone
+
+
+@given(case=cases(), epochs=st.integers(1, 3))
+def test_steps_walk_through_every_row_once_an_epoch(case, epochs):
+    rows, _, global_batch, _ = case
+    steps = -(-epochs * rows // global_batch)
+    ids = [
+        i
+        for step in range(steps)
+        for _, (numbers, _) in sorted(of_step(case, step, world_size=1).items())
+        for i in numbers
+    ]
+    assert sorted(ids[: epochs * rows]) == list(range(epochs * rows))
+    assert len(set(ids)) == len(ids)
+
+
+@given(case=cases(), step=st.integers(0, 50), world_size=st.sampled_from([1, 2, 4]))
+def test_a_run_that_resumes_reads_what_it_would_have_read(case, step, world_size):
+    through = batches(case, world_size=world_size, rank=world_size - 1)
+    for earlier in range(step):
+        list(through.of_step(earlier))
+    resumed = batches(case, world_size=world_size, rank=world_size - 1)
+    for expected, found in zip(through.of_step(step), resumed.of_step(step), strict=True):
+        assert torch.equal(found.sample_ids_B, expected.sample_ids_B)
+        assert torch.equal(found.input_ids_BS, expected.input_ids_BS)
+        assert torch.equal(found.labels_BS, expected.labels_BS)
+
+
+def test_labels_are_the_next_tokens_and_ids_say_which_row_was_read():
+    case = (7, 2, 4, 3)
+    for batch in batches(case, world_size=1, rank=0).of_step(5):
+        assert batch.input_ids_BS.shape == batch.labels_BS.shape == (2, SEQUENCE)
+        assert torch.equal(batch.input_ids_BS[:, 1:], batch.labels_BS[:, :-1])
+        assert torch.equal(batch.input_ids_BS[:, 0] // 100, batch.sample_ids_B % 7)
+        assert torch.equal(batch.labels_BS[:, -1] % 100, torch.full((2,), SEQUENCE))
+
+
+@given(case=cases(), held_out=st.integers(1, 40), wanted=st.integers(1, 40))
+def test_validation_reads_the_same_rows_at_any_world_size_and_as_many_batches_on_every_rank(case, held_out, wanted):
+    def rows(world_size: int) -> list[int]:
+        shares = [
+            batches(case, world_size=world_size, rank=rank, held_out=held_out, wanted=wanted).validation()
+            for rank in range(world_size)
+        ]
+        sizes = {len(batch.sample_ids_B) for share in shares for batch in share}
+        assert len({len(share) for share in shares}) == 1
+        assert len(sizes) == 1  # so that the mean of the batches' means is the mean of the rows
+        assert max(sizes) <= case[1]
+        return sorted(i for share in shares for batch in share for i in batch.sample_ids_B.tolist())
+
+    alone = rows(1)
+    assert rows(2) == alone
+    assert rows(4) == alone
+    assert max(alone) < held_out
+    in_step = case[2] // case[1]
+    if min(held_out, wanted) >= in_step:
+        assert alone == list(range(len(alone)))
+        assert len(alone) <= wanted
+        assert len(alone) > min(held_out, wanted) // 2
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_one_held_out_row_is_enough(world_size):
+    share = batches((9, 2, 8, 0), world_size=world_size, rank=0, held_out=1, wanted=256).validation()
+    assert {i for batch in share for i in batch.sample_ids_B.tolist()} == {0}

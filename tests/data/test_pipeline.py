@@ -1,0 +1,312 @@
+"""Corpus to token shards on Ray: exact, in order, whatever the blocks and the cores."""
+
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from moto.server import ThreadedMotoServer
+from tokenizers import Tokenizer
+
+from corpora import END_OF_TEXT, byte_tokenizer, documents, json_lines, tiny_job, write_corpus
+from tokendrop.config.load import load_job
+from tokendrop.data import pipeline
+from tokendrop.data.pipeline import prepare
+from tokendrop.data.shards import MANIFEST, TOKENIZER, Rows, read_manifest
+from tokendrop.data.sources import list_files
+from tokendrop.errors import UserError
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+ROW = 33
+
+
+@pytest.fixture
+def pile_head(real_data) -> list[str]:
+    """The first 300 documents of a sample that is laid out as the Pile is."""
+    with pa.CompressedInputStream(str(real_data / "pile_like" / "redpajama_sample.jsonl.zst"), "zstd") as stream:
+        lines = io.BufferedReader(stream)
+        return [json.loads(next(lines))["text"] for _ in range(300)]
+
+
+def prepared(
+    folder: Path,
+    corpus: list[Path | str],
+    tokenizer: Path | None = None,
+    *,
+    progress=lambda documents, tokens: None,
+    **data: object,
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    given = {"tokenizer": str(tokenizer)} if tokenizer else {}
+    job = tiny_job(folder, corpus, data=given | data, model={"vocab_size": 50304})
+    return prepare(load_job(job), progress=progress)
+
+
+def bytes_of(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def streams(folder: Path) -> dict[str, list[int]]:
+    """All tokens of each split, row by row."""
+    manifest = read_manifest(folder)
+    rows = {split: Rows(folder, manifest, split) for split in ("train", "validation")}
+    return {split: some.read(np.arange(len(some))).ravel().tolist() for split, some in rows.items()}
+
+
+def sides(folder: Path, texts: list[str], tokenizer: Path) -> list[str | None]:
+    """On which side each document is; None where it lies in the tail that makes no row.
+
+    Walks through both splits with the tokens of the documents in order, so it also proves that the rows are
+    these documents, each with the end of text after it, in order and with nothing between.
+    """
+    bpe = Tokenizer.from_file(str(tokenizer))
+    end = bpe.token_to_id(END_OF_TEXT)
+    left = streams(folder)
+    places = dict.fromkeys(left, 0)
+    found: list[str | None] = []
+    tail = 0
+    for text in texts:
+        tokens = [*bpe.encode(text, add_special_tokens=False).ids, end]
+        ahead = {split: left[split][place : place + len(tokens)] for split, place in places.items()}
+        side = next(
+            (split for split, some in ahead.items() if some and some == tokens[: len(some)]),
+            None,
+        )
+        if side is None:
+            tail += len(tokens)
+        else:
+            places[side] += len(ahead[side])
+            tail += len(tokens) - len(ahead[side])
+        found.append(side)
+    assert places == {split: len(some) for split, some in left.items()}
+    assert tail < 2 * ROW
+    return found
+
+
+@contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """Take cores away from the rest of the cluster."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group([{"CPU": 1}] * count)
+    ray.get(group.ready())
+    yield
+    remove_placement_group(group)
+
+
+def test_rows_are_the_documents_of_a_pile_sample_in_order_by_their_tokenizer(tmp_path, real_data, pile_head):
+    tokenizer = real_data / "gpt2_bpe" / "tokenizer.json"
+    told: list[tuple[int, int]] = []
+    corpus = write_corpus(tmp_path / "pile.jsonl.zst", pile_head, parts=3)
+    folder = prepared(tmp_path, [corpus], tokenizer, progress=lambda *seen: told.append(seen))
+
+    found = sides(folder, pile_head, tokenizer)
+
+    assert 10 < found.count("validation") < 60  # a tenth of 300
+    manifest = read_manifest(folder)
+    assert manifest.documents == 300
+    assert manifest.characters == sum(map(len, pile_head))
+    assert manifest.vocab_size == 50257
+    assert told == sorted(told)
+    assert told[-1] == (manifest.documents, manifest.tokens)
+
+
+def test_shards_are_the_same_bytes_whatever_the_blocks_the_files_and_the_cores(
+    tmp_path, real_data, pile_head, monkeypatch
+):
+    tokenizer = real_data / "gpt2_bpe" / "tokenizer.json"
+    whole = write_corpus(tmp_path / "whole.jsonl.zst", pile_head)
+    parts = [write_corpus(tmp_path / f"parts/{n:02}.jsonl", pile_head[n * 25 : n * 25 + 25]) for n in range(12)]
+    expected = bytes_of(prepared(tmp_path / "a", [whole], tokenizer, rows_per_shard=700))
+    assert len(expected) > 4
+
+    with busy_cores(3):
+        assert bytes_of(prepared(tmp_path / "b", [whole], tokenizer, rows_per_shard=700)) == expected
+    for characters, most in ((5_000, 4096), (10**9, 7), (10**9, 10**9)):
+        monkeypatch.setattr(pipeline, "_BLOCK_CHARACTERS", characters)
+        monkeypatch.setattr(pipeline, "_BLOCK_DOCUMENTS", most)
+        folder = tmp_path / f"{characters}-{most}"
+        assert bytes_of(prepared(folder, [*parts], tokenizer, rows_per_shard=700)) == expected
+
+
+def test_no_block_holds_more_than_it_may_however_long_the_corpus(tmp_path):
+    texts = [*documents(500, words=3), "long " * 1000, *[""] * 200]
+    files = list_files((str(write_corpus(tmp_path / "corpus.jsonl", texts)),), cache=tmp_path)
+    blocks = [
+        block.column("text").to_pylist()
+        for block in pipeline._read({"item": [0]}, files=files, text_key="text", block=(1000, 30))
+    ]
+    assert [text for block in blocks for text in block] == texts
+    assert max(map(len, blocks)) <= 30
+    assert all(sum(map(len, block[:-1])) < 1000 for block in blocks)
+
+
+def test_many_small_files_and_empty_ones_are_one_corpus(tmp_path):
+    texts = documents(200, words=6)
+    for number in range(150):
+        write_corpus(tmp_path / f"corpus/{number:03}.jsonl", texts[number : number + 1] if number % 5 else [])
+    kept = [texts[number] for number in range(150) if number % 5]
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    folder = prepared(tmp_path, [tmp_path / "corpus"], tokenizer)
+    assert "validation" in sides(folder, kept, tokenizer)
+    assert read_manifest(folder).documents == len(kept)
+
+
+def test_a_document_is_on_one_side_however_often_it_comes(tmp_path):
+    texts = documents(150)
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    first, second = (write_corpus(tmp_path / name, texts) for name in ("a.jsonl", "b.parquet"))
+    found = sides(prepared(tmp_path, [first, second], tokenizer), texts * 2, tokenizer)
+    whole = min(found.index(None) if None in found else 300, 300)
+    assert all(found[n] == found[n - 150] for n in range(150, whole))
+    assert {"train", "validation"} <= set(found)
+
+
+def test_a_larger_share_holds_out_the_same_documents_and_more(tmp_path):
+    texts = documents(400, words=12)
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    corpus = write_corpus(tmp_path / "corpus.jsonl", texts)
+    held_out = []
+    for share in (0.1, 0.4):
+        found = sides(prepared(tmp_path / str(share), [corpus], tokenizer, validation_share=share), texts, tokenizer)
+        held_out.append({text for text, side in zip(texts, found, strict=True) if side == "validation"})
+    assert held_out[0] < held_out[1]
+    assert 15 < len(held_out[0]) < 70
+    assert 120 < len(held_out[1]) < 200
+
+
+def test_a_corpus_is_prepared_once_and_anew_when_it_or_its_settings_change(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(100))
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    first = prepared(tmp_path, [corpus], tokenizer)
+    before = bytes_of(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "tokenized", None)
+        assert prepared(tmp_path, [corpus], tokenizer) == first
+        assert prepared(tmp_path, [corpus], tokenizer, tokenizer_vocab_size=400) == first
+    changed = {
+        prepared(tmp_path, [corpus], tokenizer, validation_share=0.3),
+        prepared(tmp_path, [corpus]),
+        prepared(tmp_path, [write_corpus(corpus, documents(101))], tokenizer),
+    }
+    assert len(changed) == 3
+    assert first not in changed
+    assert bytes_of(first) == before
+    assert not list(tmp_path.rglob("*.partial*"))
+
+
+def test_a_folder_that_was_never_finished_is_made_again_and_a_damaged_one_is_named(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(100))
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    folder = prepared(tmp_path, [corpus], tokenizer)
+    before = bytes_of(folder)
+    (folder / MANIFEST).unlink()
+    (folder / "train-00000.arrow").write_bytes(b"")
+    assert bytes_of(prepared(tmp_path, [corpus], tokenizer)) == before
+    (folder / "validation-00000.arrow").write_bytes(b"")
+    with pytest.raises(UserError, match=r"validation-00000\.arrow: damaged"):
+        prepared(tmp_path, [corpus], tokenizer)
+
+
+def test_a_learned_vocabulary_and_its_shards_are_the_same_bytes_each_time(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl.zst", documents(200))
+    first = prepared(tmp_path / "a", [corpus], tokenizer_vocab_size=300)
+    second = prepared(tmp_path / "b", [corpus], tokenizer_vocab_size=300)
+    assert bytes_of(first) == bytes_of(second)
+    assert 257 < read_manifest(first).vocab_size <= 300
+    assert "validation" in sides(first, documents(200), first / TOKENIZER)
+
+
+def test_truncation_and_padding_saved_with_a_tokenizer_do_not_touch_documents(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
+    plain, limited = byte_tokenizer(tmp_path / "plain.json"), tmp_path / "limited.json"
+    bpe = Tokenizer.from_file(str(plain))
+    bpe.enable_truncation(16)
+    bpe.enable_padding(length=4096)
+    bpe.save(str(limited))
+    expected = streams(prepared(tmp_path / "a", [corpus], plain))
+    assert streams(prepared(tmp_path / "b", [corpus], limited)) == expected
+
+
+def test_ids_with_gaps_count_up_to_the_largest(tmp_path):
+    plain = json.loads(byte_tokenizer(tmp_path / "plain.json").read_text())
+    plain["model"]["vocab"] = {letter: 3 * number for letter, number in plain["model"]["vocab"].items()}
+    for token in plain["added_tokens"]:
+        token["id"] = 70_000
+        plain["model"]["vocab"][token["content"]] = 70_000
+    (tmp_path / "gaps.json").write_text(json.dumps(plain))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
+    job = tiny_job(tmp_path, [corpus], data={"tokenizer": str(tmp_path / "gaps.json")}, model={"vocab_size": 70_016})
+    folder = prepare(load_job(job))
+    assert read_manifest(folder).vocab_size == 70_001
+    sides(folder, documents(60), tmp_path / "gaps.json")
+
+
+def test_a_corpus_in_an_object_store_gives_the_bytes_of_the_local_one(tmp_path):
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    local = [write_corpus(tmp_path / f"corpus/{n}.jsonl.zst", documents(50, seed=n), parts=2) for n in range(3)]
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        query = f"?endpoint_override={host}%3A{port}&scheme=http&allow_bucket_creation=true"
+        store, _ = pafs.FileSystem.from_uri(f"s3://key:secret@pile{query}")
+        store.create_dir("pile")
+        for path in local:
+            with store.open_output_stream(f"pile/train/{path.name}", compression=None) as out:
+                out.write(path.read_bytes())
+        far = prepared(tmp_path / "a", [f"s3://key:secret@pile/train/*.jsonl.zst{query}"], tokenizer)
+    finally:
+        server.stop()
+    assert bytes_of(far) == bytes_of(prepared(tmp_path / "b", [*local], tokenizer))
+
+
+def test_a_bad_line_among_many_small_files_is_named(tmp_path):
+    for number in range(150):
+        write_corpus(tmp_path / f"corpus/{number:03}.jsonl", documents(2, seed=number))
+    (tmp_path / "corpus/101.jsonl").write_bytes(json_lines(documents(2)) + b"not json\n")
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match=r"corpus/101\.jsonl:3: not valid JSON"):
+        prepared(tmp_path, [tmp_path / "corpus"], tokenizer)
+
+
+@pytest.mark.parametrize("broken", [b"not json\n", b'{"text": "\xff"}\n', b'{"text": "cut'])
+def test_a_bad_line_in_the_middle_of_a_corpus_leaves_nothing_behind(tmp_path, broken, monkeypatch):
+    monkeypatch.setattr(pipeline, "_BLOCK_CHARACTERS", 2_000)
+    write_corpus(tmp_path / "corpus/a.jsonl", documents(100))
+    (tmp_path / "corpus/b.jsonl").write_bytes(json_lines(documents(90)) + broken + json_lines(documents(9)))
+    write_corpus(tmp_path / "corpus/c.jsonl", documents(100))
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match=r"^/.*/corpus/b\.jsonl:91: not valid"):
+        prepared(tmp_path, [tmp_path / "corpus"], tokenizer)
+    assert list((tmp_path / "runs" / "data").iterdir()) == []
+
+
+def test_the_corpus_that_comes_with_python_is_written_once_and_can_be_prepared(tmp_path):
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    folder = prepared(tmp_path, ["python"], tokenizer)
+    manifest = read_manifest(folder)
+    assert manifest.characters > 2_000_000
+    (source,) = (tmp_path / "runs" / "data").glob("python-*")
+    before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
+    assert len(before) == 4
+    assert prepared(tmp_path, ["python"], tokenizer) == folder
+    assert {path.name: path.stat().st_mtime_ns for path in source.iterdir()} == before
+
+
+def test_ray_says_nothing_on_the_console(tmp_path, capfd):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
+    prepared(tmp_path, [corpus], byte_tokenizer(tmp_path / "tokenizer.json"))
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
