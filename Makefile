@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart test lint types clean
+.PHONY: install quickstart ui test lint types clean
 
 install: .venv/installed
 
@@ -12,6 +12,10 @@ install: .venv/installed
 
 quickstart: install
 	$(BIN)/tokendrop compare jobs/pretrain/quickstart_baseline.yaml jobs/pretrain/quickstart.yaml
+
+# the runs of this folder in MLflow, on http://127.0.0.1:5000; without its job runner, which takes 1.5 GB
+ui: install
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --workers 1
 
 test: install
 	$(BIN)/pytest

@@ -1,11 +1,11 @@
-"""`python jobs/run.py COMMAND ...` is `tokendrop COMMAND ...` from this tree, on a machine that has only the dependencies."""
+"""`python jobs/run.py COMMAND ...` is `tokendrop COMMAND ...`, where only the dependencies are installed."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "platform"))
 
-from tokendrop.cli import main  # noqa: E402
+from tokendrop.cli import main
 
 if __name__ == "__main__":
     main()

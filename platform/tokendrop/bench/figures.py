@@ -22,7 +22,7 @@ def interleave(
     """
     results: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(1, rounds + 1):
-        for name in list(cases) if number % 2 else reversed(cases):
+        for name in list(cases)[:: 1 if number % 2 else -1]:
             results[name].append(cases[name]())
         say(f"round    {number}/{rounds}: " + "  ".join(f"{name} {values[-1]:.4g}" for name, values in results.items()))
     return results

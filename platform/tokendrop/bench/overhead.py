@@ -57,7 +57,7 @@ def _bare(job: Path, overrides: list[str]) -> float:
 
 
 def _json(command: list[str]) -> dict[str, Any]:
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE).stdout)
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 def bare_loop(config: ExperimentConfig) -> float:
@@ -67,12 +67,15 @@ def bare_loop(config: ExperimentConfig) -> float:
     dtype = pick_dtype(train.precision, device)
     model = build_model(config.model, seed=config.seed).to(device)
     optimizer = build_optimizer(model, train)
-    tokens = torch.randint(config.model.vocab_size, (train.micro_batch, config.model.sequence_length + 1), device=device)
+    tokens = torch.randint(
+        config.model.vocab_size, (train.micro_batch, config.model.sequence_length + 1), device=device
+    )
     accumulation = train.global_batch // train.micro_batch
     started = 0.0
     for step in range(config.steps):
         if step == _WARM_UP:
             started = time.perf_counter()
+        loss = torch.zeros((), device=device)
         for _ in range(accumulation):
             with autocast(device, dtype):
                 loss = model(tokens[:, :-1], tokens[:, 1:])

@@ -17,7 +17,10 @@ class PlainBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
-        heads = [part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).split(width, dim=2)]
+        heads = [
+            part.view(batch, tokens, self.heads, -1).transpose(1, 2)
+            for part in self.c_attn(self.ln_1(x)).split(width, dim=2)
+        ]
         attended = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.c_proj(attended.transpose(1, 2).contiguous().view(batch, tokens, width))
         return x + self.c_out(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))

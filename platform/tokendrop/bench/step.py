@@ -9,6 +9,7 @@ import torch
 
 from tokendrop.bench.figures import bench_result, figure, interleave, ratios
 from tokendrop.bench.reference import PlainGpt
+from tokendrop.config.load import build
 from tokendrop.config.model import GptConfig
 from tokendrop.config.train import TrainConfig
 from tokendrop.method import Dropping, attach
@@ -46,9 +47,7 @@ def bench_step(
     plain_optimizer = build_optimizer(plain, training)
 
     lengths = {f"1/{share}": config.sequence_length // share for share in _SHARES}
-    cases = {
-        name: partial(_our_step, engine, dropping, batch, kept_length=kept) for name, kept in lengths.items()
-    }
+    cases = {name: partial(_our_step, engine, dropping, batch, kept_length=kept) for name, kept in lengths.items()}
     cases["plain"] = partial(_plain_step, plain, plain_optimizer, batch, dtype)
     for warm_up in cases.values():
         warm_up()
@@ -101,7 +100,7 @@ def _model(preset: str | None, device: torch.device) -> GptConfig:
     if preset is None and device.type == "cpu":
         return _CPU_MODEL
     preset = preset or _GPU_PRESET
-    return GptConfig(preset=preset, vocab_size=_GPU_VOCABULARY, **GptConfig.PRESETS[preset])
+    return build(GptConfig, {"preset": preset, "vocab_size": _GPU_VOCABULARY}, "model")
 
 
 def _random_batch(config: GptConfig, micro_batch: int, device: torch.device) -> Batch:

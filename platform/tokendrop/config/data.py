@@ -8,8 +8,9 @@ class DataConfig:
     """A corpus, its tokenizer and its held-out part."""
 
     corpus: tuple[str, ...]
-    """Files, folders, globs or URIs (s3://, gs://, file://) of .jsonl, .jsonl.zst, .jsonl.gz, .parquet and .txt;
-    `python` is the text that comes with every Python: its documentation topics and its standard library."""
+    """Files, folders or globs of .jsonl, .jsonl.zst, .jsonl.gz, .parquet and .txt, here or in a store (s3://, gs://,
+    file://); a store's credentials come from the environment. `python` is the text that comes with every Python:
+    its documentation topics and its standard library."""
     text_key: str = "text"
     """The field of a JSON line, or the column of a Parquet file, that holds the text."""
     tokenizer: str | None = None

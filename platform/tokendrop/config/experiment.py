@@ -1,5 +1,7 @@
 """The root of a run's configuration."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -56,33 +58,45 @@ class ExperimentConfig:
             ValueError: two branches do not fit together; the message names the keys.
         """
         train, shape = self.train, self.model.shape
-        batch = BatchSplit(
-            global_batch=train.global_batch, micro_batch=train.micro_batch, world_size=self.scaling.workers
-        )
+        with _naming("train.global_batch"):
+            batch = BatchSplit(
+                global_batch=train.global_batch,
+                micro_batch=train.micro_batch,
+                world_size=self.scaling.workers,
+            )
         clock = Clock(
             sequence_length=shape.sequence_length,
             tokens_per_step=self.tokens_per_step,
             total_steps=self.steps,
         )
-        try:
+        with _naming("drop.schedule"):
             schedule = self.drop.schedule.build(clock)
-        except ValueError as error:
-            raise ValueError(f"drop.schedule: {error}") from None
-        longest = schedule.kept_length(self.steps)
-        if longest > shape.sequence_length:
-            raise ValueError(
-                f"drop.schedule: a kept length of {longest} is over model.sequence_length={shape.sequence_length}"
-            )
+            longest = schedule.kept_length(self.steps)
+            if longest > shape.sequence_length:
+                raise ValueError(
+                    f"a kept length of {longest} is over model.sequence_length={shape.sequence_length}"
+                )
+        dropped_layers = self.drop.dropped_layers(shape.layers)
         warmup = train.warmup.steps(tokens_per_step=self.tokens_per_step, total_steps=self.steps)
-        return build_plan(
-            steps=self.steps,
-            schedule=schedule,
-            shape=shape,
-            dropped_layers=self.drop.dropped_layers(shape.layers),
-            batch=batch,
-            lr_clock=train.lr_clock,
-            warmup_steps=round(warmup),
-            peak_lr=train.peak_lr,
-            final_lr=train.final_lr,
-            decay=train.decay,
-        )
+        with _naming("train.warmup"):
+            return build_plan(
+                steps=self.steps,
+                schedule=schedule,
+                shape=shape,
+                dropped_layers=dropped_layers,
+                batch=batch,
+                lr_clock=train.lr_clock,
+                warmup_steps=round(warmup),
+                peak_lr=train.peak_lr,
+                final_lr=train.final_lr,
+                decay=train.decay,
+            )
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Put the key that is wrong in front of what arithmetic says of its value."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None

@@ -14,6 +14,7 @@ from tokendrop.errors import UserError
 from tokendrop.schedule.duration import Duration
 
 Tree = dict[str, Any]
+_TOO_LARGE = 2**63  # for torch, numpy and Parquet alike
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
@@ -22,9 +23,12 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfi
     Raises:
         UserError: the file, a key or a value is wrong; the message names it.
     """
-    tree = _read(Path(path), depth=0)
-    for override in overrides:
-        _override(tree, override)
+    try:
+        tree = _read(Path(path), depth=0)
+        for override in overrides:
+            _override(tree, override)
+    except RecursionError:
+        raise UserError(f"{path}: a branch of this job holds itself") from None
     try:
         return build(ExperimentConfig, tree, "")
     except UserError as error:
@@ -38,13 +42,13 @@ def dump_job(config: ExperimentConfig) -> str:
 
 def _read(path: Path, *, depth: int) -> Tree:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: can't read this job file ({error.strerror or error})") from None
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: a job file must be UTF-8 text") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: can't read this job file ({reason})") from None
+    tree = _parse(text, str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path}: want a mapping of keys such as 'model:' and 'train:', got {_kind(tree)}")
     base = tree.pop("base", None)
@@ -57,8 +61,15 @@ def _read(path: Path, *, depth: int) -> Tree:
     return _merge(_read(path.parent / base, depth=depth + 1), tree)
 
 
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except Exception as error:  # PyYAML lets other errors than its own escape: `!!int ""` is an IndexError
+        raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
 def _merge(base: Tree, over: Tree) -> Tree:
-    """`over` on top of `base`, branch by branch; a branch of another kind or preset replaces, not merges."""
+    """`over` on top of `base`, branch by branch; a branch of another kind replaces, not merges."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -84,11 +95,7 @@ def _override(tree: Tree, text: str) -> None:
         if not isinstance(below, dict):
             raise UserError(f"override {text!r}: '{branch}' holds {_kind(below)}, it has no keys below it")
         tree = below
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UserError(f"override {text!r}: the value is not valid YAML") from None
-    tree[leaf] = _merge(tree.get(leaf) or {}, parsed) if isinstance(parsed, dict) else parsed
+    tree[leaf] = _merge(tree, {leaf: _parse(value, f"override {text!r}")})[leaf]
 
 
 def build(target: Any, value: Any, path: str) -> Any:
@@ -140,7 +147,7 @@ def _with_preset(target: Any, value: Tree, path: str) -> Tree:
     preset = value.get("preset")
     if not presets or preset is None:
         return value
-    if preset not in presets:
+    if not isinstance(preset, str) or preset not in presets:
         raise UserError(f"{path}.preset: want one of {', '.join(presets)}{_found(preset, presets)}")
     return presets[preset] | value
 
@@ -159,7 +166,7 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
         if len(kinds) > 1 and "kind" not in value:
             raise UserError(f"{path}.kind: this key is needed: one of {', '.join(kinds)}")
         kind = value.get("kind", next(iter(kinds)))
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             raise UserError(f"{path}.kind: want one of {', '.join(kinds)}{_found(kind, kinds)}")
         return _dataclass(kinds[kind], value, path)
     errors: list[UserError] = []
@@ -168,7 +175,7 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
             return build(member, value, path)
         except UserError as error:
             errors.append(error)
-    raise errors[0]
+    raise errors[-1 if isinstance(value, list) else 0]
 
 
 def _scalar(target: Any, value: Any, path: str) -> Any:
@@ -187,24 +194,22 @@ def _scalar(target: Any, value: Any, path: str) -> Any:
     if target is int and number is not None and number == int(number):
         return int(number)
     names = {bool: "true or false", str: "text", float: "a number", int: "a whole number"}
-    raise UserError(f"{path}: want {names[target]}, got {_kind(value)}")
+    limit = " below 2**63" if _is_number(value) and abs(value) >= _TOO_LARGE else ""
+    raise UserError(f"{path}: want {names[target]}{limit}, got {_kind(value)}")
 
 
 def _number(value: Any) -> int | float | None:
-    """PyYAML reads 3e-4 as text; both spellings count as numbers here."""
+    """A finite number of 64 bits; PyYAML reads 3e-4 as text, and both spellings count here."""
     if isinstance(value, str):
         try:
-            value = float(value)
+            value = int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
         except ValueError:
             return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or value in (float("inf"), float("-inf"))
-        or value != value
-    ):
-        return None
-    return value
+    return value if _is_number(value) and abs(value) < _TOO_LARGE else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _plain(value: Any) -> Any:

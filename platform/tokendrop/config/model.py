@@ -36,6 +36,8 @@ class TransformerConfig:
             raise ValueError(
                 f"want layers, width, heads, sequence_length and vocab_size of at least 1, got {sizes}"
             )
+        if self.layers > 10_000:
+            raise ValueError(f"want at most 10,000 layers, got {self.layers}")
         if self.width % self.heads:
             raise ValueError(f"width={self.width} must be a multiple of heads={self.heads}")
         if not 0 <= self.dropout < 1:

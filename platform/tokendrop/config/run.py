@@ -19,6 +19,8 @@ class ScalingConfig:
     """A worker that keeps the others waiting longer counts as lost."""
 
     def __post_init__(self) -> None:
+        if self.peer_timeout_s < 1:
+            raise ValueError(f"want peer_timeout_s of at least 1, got {self.peer_timeout_s:g}")
         if self.workers < 1 or self.cpus_per_worker < 1 or self.gpus_per_worker < 0 or self.max_restarts < 0:
             raise ValueError(
                 "want workers and cpus_per_worker of at least 1, gpus_per_worker and max_restarts of at least 0"

@@ -35,11 +35,16 @@ class TrainConfig:
     """Compute each layer's activations again in the backward pass, from the same kept tokens."""
 
     def __post_init__(self) -> None:
+        if self.length.unit == "%" or self.length.amount <= 0:
+            raise ValueError(f"length: want steps or tokens, more than 0, got {self.length}")
+        if self.global_batch < 1 or self.micro_batch < 1:
+            sizes = f"{self.global_batch} and {self.micro_batch}"
+            raise ValueError(f"want global_batch and micro_batch of at least 1, got {sizes}")
+        if not 0 <= self.final_lr <= self.peak_lr:
+            raise ValueError(f"want 0 <= final_lr <= peak_lr, got {self.final_lr:g}, {self.peak_lr:g}")
         if self.peak_lr <= 0 or self.weight_decay < 0 or self.max_grad_norm <= 0 or self.epsilon <= 0:
             raise ValueError(
                 "want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0"
             )
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"want 0 <= beta1, beta2 < 1, got {self.beta1}, {self.beta2}")
-        if self.length.unit == "%":
-            raise ValueError(f"length: want steps or tokens, got {self.length}")

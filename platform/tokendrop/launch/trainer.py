@@ -25,7 +25,7 @@ from tokendrop.track.run_folder import (
 )
 from tokendrop.train.checkpoint import committed, read_meta
 
-_RAY_STATE = "ray"
+_RAY_STATE, _MISTAKE = "ray", "mistake.txt"
 
 
 def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
@@ -43,15 +43,15 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     connect()
     check_resources(config)
     data = prepare(config)
-    if resume is None:
-        run = create_run_folder(config)
-    else:
-        run = resume.absolute()
+    run = create_run_folder(config) if resume is None else resume.absolute()
     describe_run(run, config, data)
 
     mirror = MlflowMirror(run, config) if config.track.uri else None
     with Watcher(run, config, mirror):
-        _trainer(WorkerTask(config=config, run=run, data=data)).fit()
+        try:
+            _trainer(WorkerTask(config=config, run=run, data=data)).fit()
+        finally:
+            raise_mistake(run)
     shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
 
@@ -62,9 +62,7 @@ def _trainer(task: WorkerTask) -> TorchTrainer:
     return TorchTrainer(
         _train_loop,
         train_loop_config={"task": task},
-        torch_config=TorchConfig(
-            backend="nccl" if on_gpus else "gloo", timeout_s=int(scaling.peer_timeout_s)
-        ),
+        torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo", timeout_s=int(scaling.peer_timeout_s)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=scaling.workers,
             use_gpu=on_gpus,
@@ -80,7 +78,20 @@ def _trainer(task: WorkerTask) -> TorchTrainer:
 
 
 def _train_loop(settings: dict[str, Any]) -> None:
-    run_worker(settings["task"], local_rank=ray.train.get_context().get_local_rank())
+    task: WorkerTask = settings["task"]
+    try:
+        run_worker(task, local_rank=ray.train.get_context().get_local_rank())
+    except UserError as mistake:  # left for the driver; raised here, Ray would try it again
+        (task.run / _MISTAKE).write_text(str(mistake))
+
+
+def raise_mistake(run: Path) -> None:
+    """Raises the UserError that a worker met, if one did."""
+    mistake = run / _MISTAKE
+    if mistake.exists():
+        text = mistake.read_text()
+        mistake.unlink()
+        raise UserError(text)
 
 
 def check_same_model(config: ExperimentConfig, run: Path) -> None:

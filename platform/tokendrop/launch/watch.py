@@ -10,7 +10,7 @@ from typing import Any
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.render import say
 from tokendrop.track.journal import MetricsTail
-from tokendrop.track.mlflow import MlflowMirror
+from tokendrop.track.mlflow import MlflowMirror, Status
 
 _POLL_S, _MIRROR_EVERY_S, _PLAIN_LINE_EVERY_S = 0.5, 5.0, 10.0
 
@@ -20,9 +20,7 @@ class Watcher:
 
     def __init__(self, run: Path, config: ExperimentConfig, mirror: MlflowMirror | None) -> None:
         self.run, self.config, self.mirror = run, config, mirror
-        self._tail = MetricsTail(
-            run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0
-        )
+        self._tail = MetricsTail(run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0)
         self._line = LiveLine(config)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -30,17 +28,15 @@ class Watcher:
 
     def __enter__(self) -> "Watcher":
         say(f"run      {self.run}")
-        self._mirror()  # before training starts: creating MLflow's tables would slow the first steps down
+        self._mirror("RUNNING")  # before training starts: creating MLflow's tables would slow the first steps down
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
         self._line.end()
-        self._mirror(status="FINISHED" if kind is None else "FAILED")
+        self._mirror("FINISHED" if kind is None else "FAILED")
 
     def _follow(self) -> None:
         mirrored = time.monotonic()
@@ -54,15 +50,15 @@ class Watcher:
                 self._mirror()
                 mirrored = time.monotonic()
 
-    def _mirror(self, status: str | None = None) -> None:
+    def _mirror(self, status: Status | None = None) -> None:
         if self.mirror is None:
             return
         try:
             self.mirror.sync(status)
             self._complained = False
         except Exception as error:  # tracking must never fail a run, whatever a server or its client does
-            if not self._complained or status:
-                say(f"mlflow   not reached ({_first_line(error)}); metrics wait in {self.run.name}")
+            if not self._complained or status == "FINISHED":
+                say(f"mlflow   not reached ({_first_line(error)}); `tokendrop sync {self.run}` sends what waits there")
             self._complained = True
 
 
@@ -82,9 +78,7 @@ class LiveLine:
             self._attempts += 1
             if self._attempts > 1:
                 self.end()
-                say(
-                    f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}"
-                )
+                say(f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}")
             return
         last = self._step_time_s or line["step_time_s"]
         self._step_time_s = 0.9 * last + 0.1 * line["step_time_s"]

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.batches import RowBatches
 from tokendrop.data.shards import Rows, read_manifest
-from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.method import attach
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal
+from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints, committed
 from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engines.ddp import DdpEngine
@@ -37,9 +37,7 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0) -> None:
     tune_cpu(config.scaling.cpus_per_worker)
     dtype = pick_dtype(train_config.precision, device)
 
-    model = build_model(
-        config.model, seed=config.seed, activation_checkpointing=train_config.activation_checkpointing
-    )
+    model = build_model(config.model, seed=config.seed, activation_checkpointing=train_config.activation_checkpointing)
     model = model.to(device, torch.promote_types(dtype, torch.float32))
     dropping = None
     if config.drop.method == "random_ltd":

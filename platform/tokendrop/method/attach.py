@@ -28,18 +28,19 @@ def attach(
     Raises:
         ValueError: the layers can't be told, drop tokens already, or a number is out of range.
     """
-    layers = list(repeated_layers(model) if blocks is None else blocks)
-    if any(isinstance(layer, DroppedLayer) for layer in layers):
+    if any(isinstance(module, DroppedLayer) for module in (model.modules() if blocks is None else blocks)):
         raise ValueError("this model drops tokens already; detach(model) first")
+    layers = list(repeated_layers(model) if blocks is None else blocks)
     if not all(-len(layers) <= number < len(layers) for number in whole_layers):
         raise ValueError(f"whole_layers: want numbers of {len(layers)} layers, got {list(whole_layers)}")
     whole = {number % len(layers) for number in whole_layers}
     dropped = [number for number in range(len(layers)) if number not in whole]
     dropping = Dropping(dropped, seed=seed, side_inputs=side_inputs or {})
-    for number in dropped:
-        layer = layers[number]
+    # Whole layers too: torch.compile tells classes apart, and would compile the full length once for each.
+    for number, layer in enumerate(layers):
         layer.__class__ = dropped_class(type(layer))
-        layer._dropping, layer._layer_number = dropping, number  # pyright: ignore[reportAttributeAccessIssue]
+        assert isinstance(layer, DroppedLayer)
+        layer.follow(dropping, number)
     return dropping
 
 
@@ -49,7 +50,7 @@ def detach(model: nn.Module) -> None:
         if isinstance(module, DroppedLayer):
             plain = module.plain_class
             del module._dropping, module._layer_number
-            module.__class__ = plain
+            module.__class__ = plain  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def repeated_layers(model: nn.Module) -> nn.ModuleList:
@@ -61,9 +62,7 @@ def repeated_layers(model: nn.Module) -> nn.ModuleList:
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-        and len(module) > 1
-        and len({type(layer) for layer in module}) == 1
+        if isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(layer) for layer in module}) == 1
     }
     outermost = {
         name: module
@@ -72,7 +71,5 @@ def repeated_layers(model: nn.Module) -> nn.ModuleList:
     }
     if len(outermost) != 1:
         found = ", ".join(outermost) or "none"
-        raise ValueError(
-            f"want one list of equal layers in {type(model).__name__}, found {found}; pass blocks=..."
-        )
+        raise ValueError(f"want one list of equal layers in {type(model).__name__}, found {found}; pass blocks=...")
     return next(iter(outermost.values()))

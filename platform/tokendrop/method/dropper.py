@@ -20,6 +20,7 @@ class Dropping:
         self.seed = seed
         self.side_inputs = {**KNOWN_SIDE_INPUTS, **side_inputs}
         self._kept: dict[int, Tensor] = {}
+        self._sequence_length = 0
 
     def draw(
         self,
@@ -37,12 +38,8 @@ class Dropping:
         Raises:
             ValueError: a kept length is not in 1..sequence_length.
         """
-        lengths = [
-            kept_length if isinstance(kept_length, int) else kept_length[layer] for layer in self.layers
-        ]
-        shorter = [
-            (layer, kept) for layer, kept in zip(self.layers, lengths, strict=True) if kept != sequence_length
-        ]
+        lengths = [kept_length if isinstance(kept_length, int) else kept_length[layer] for layer in self.layers]
+        shorter = [(layer, kept) for layer, kept in zip(self.layers, lengths, strict=True) if kept != sequence_length]
         positions = draw_positions(
             seed=self.seed,
             step=step,
@@ -52,10 +49,20 @@ class Dropping:
             sequence_length=sequence_length,
         )
         self._kept = {layer: kept_BK for (layer, _), kept_BK in zip(shorter, positions, strict=True)}
+        self._sequence_length = sequence_length
 
     def kept(self, layer: int) -> Tensor | None:
         """Kept positions of a layer, int64 (B, K) ascending; None where it sees every token."""
         return self._kept.get(layer)
+
+    def check_drawn_for(self, hidden_BSD: Tensor, kept_BK: Tensor) -> None:
+        """Raises ValueError for hidden states of another shape than the draw was made for."""
+        drawn = (len(kept_BK), self._sequence_length)
+        if hidden_BSD.shape[:2] != drawn:
+            raise ValueError(
+                f"kept tokens were drawn for {drawn[0]} sequences of {drawn[1]} tokens, the layer got"
+                f" {tuple(hidden_BSD.shape[:2])}; call draw() before each forward pass"
+            )
 
 
 class DroppedLayer(nn.Module):
@@ -70,11 +77,16 @@ class DroppedLayer(nn.Module):
     _dropping: Dropping
     _layer_number: int
 
+    def follow(self, dropping: Dropping, layer_number: int) -> None:
+        """Keep, from now on, the tokens that `dropping` draws for this layer."""
+        self._dropping, self._layer_number = dropping, layer_number
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kept_BK = self._dropping.kept(self._layer_number) if self.training else None
         if kept_BK is None:
             return super().__call__(*args, **kwargs)
         hidden_BSD, sides = _inputs_by_name(type(self), args, kwargs)
+        self._dropping.check_drawn_for(hidden_BSD, kept_BK)
         length, known = hidden_BSD.shape[1], self._dropping.side_inputs
         sides = {name: restrict(name, side, kept_BK, length, known) for name, side in sides.items()}
         kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK)

@@ -25,7 +25,7 @@ def restrict(name: str, value: Any, kept_BK: Tensor, sequence_length: int, known
     Raises:
         ValueError: it spans the sequence, or may do so, and nothing says along which dimensions.
     """
-    if isinstance(value, tuple) and any(isinstance(item, Tensor) for item in value):
+    if isinstance(value, (tuple, list)) and any(isinstance(item, Tensor) for item in value):
         return tuple(restrict(name, item, kept_BK, sequence_length, known) for item in value)
     if not isinstance(value, Tensor):
         if name in known and value is not None:
@@ -39,6 +39,11 @@ def restrict(name: str, value: Any, kept_BK: Tensor, sequence_length: int, known
         raise ValueError(
             f"side input '{name}' of shape {tuple(value.shape)} spans the sequence of {sequence_length} tokens;"
             f" tell attach() where its tokens lie: side_inputs={{'{name}': (dimension, ...)}}"
+        )
+    if known[name] and (value.ndim < 2 or value.shape[0] not in (1, len(kept_BK))):
+        raise ValueError(
+            f"side input '{name}' of shape {tuple(value.shape)}: want dimension 0 to be the batch of"
+            f" {len(kept_BK)} or 1, for each sequence keeps tokens of its own"
         )
     for dim in sorted({dim % value.ndim for dim in known[name]} - {0}):
         if value.shape[dim] == sequence_length:

@@ -77,9 +77,7 @@ class Gpt(nn.Module):
         learned = config.positions == "learned"
         self.positions = nn.Embedding(config.sequence_length, config.width) if learned else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(config, recompute=activation_checkpointing) for _ in range(config.layers)
-        )
+        self.blocks = nn.ModuleList(Block(config, recompute=activation_checkpointing) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self._initialize()
 

@@ -12,16 +12,23 @@ from torch.autograd.function import once_differentiable
 _LOGITS_AT_ONCE = 2**25
 
 
-def head_loss(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor) -> Tensor:
+def head_loss(
+    hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor, *, logits_at_once: int = _LOGITS_AT_ONCE
+) -> Tensor:
     """Mean cross entropy of `linear(hidden, weight)` against the labels, in nats per token.
 
     Matrix products run in autocast's dtype where it is on; the softmax runs in float32, or in float64.
+
+    Args:
+        logits_at_once: size of a chunk; it changes memory and speed, not the loss.
     """
     device = hidden_BSD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_BSD.dtype
-    chunk = max(1, _LOGITS_AT_ONCE // weight_VD.shape[0])
+    chunk = max(1, logits_at_once // weight_VD.shape[0])
+    # asked here because inside of a Function no_grad can't be told from training
+    wants_grad = torch.is_grad_enabled() and (hidden_BSD.requires_grad or weight_VD.requires_grad)
     with torch.autocast(device, enabled=False):
-        return _HeadLoss.apply(hidden_BSD.flatten(0, 1), weight_VD, labels_BS.flatten(), dtype, chunk)
+        return _HeadLoss.apply(hidden_BSD.flatten(0, 1), weight_VD, labels_BS.flatten(), dtype, chunk, wants_grad)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -29,9 +36,14 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, dtype: torch.dtype, chunk: int
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        dtype: torch.dtype,
+        chunk: int,
+        wants_grad: bool,
     ) -> Tensor:
-        wants_grad = any(ctx.needs_input_grad)
         weight = weight_VD.to(dtype)
         exact = torch.promote_types(dtype, torch.float32)
         grad_hidden = torch.empty_like(hidden_ND) if wants_grad else None
@@ -52,7 +64,7 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         share = grad_loss / len(grad_hidden)
-        return grad_hidden * share, grad_weight * share, None, None, None
+        return grad_hidden * share, grad_weight * share, None, None, None, None

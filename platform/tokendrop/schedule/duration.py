@@ -2,10 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Literal
 
-_TEXT = re.compile(r"(?P<amount>[0-9][0-9_.]*(?:e\+?[0-9]+)?)\s*(?P<unit>steps?|tokens?|%)", re.IGNORECASE)
+_TEXT = re.compile(
+    r"(?P<amount>[0-9][0-9_]*(\.[0-9_]*)?(e[+-]?[0-9]{1,2})?)\s*(?P<unit>steps?|tokens?|%)", re.IGNORECASE
+)
+_MOST = 10**18  # more than any run; larger numbers are slips, and costly as exact fractions
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,8 @@ class Duration:
     def __post_init__(self) -> None:
         if self.amount < 0:
             raise ValueError(f"a duration can't be negative, got {self.amount} {self.unit}")
+        if self.amount > _MOST:
+            raise ValueError(f"a duration can't exceed {_MOST:g} {self.unit}")
         if self.unit == "%" and self.amount > 100:
             raise ValueError(f"a share of the run can't exceed 100%, got {float(self.amount):g}%")
 
@@ -28,9 +34,8 @@ class Duration:
         Raises:
             ValueError: the text is no duration.
         """
-        if isinstance(text, (int, float)) and not isinstance(text, bool):
-            return cls(Fraction(text), "steps")
-        match = _TEXT.fullmatch(str(text).strip())
+        is_number = isinstance(text, (int, float)) and not isinstance(text, bool)
+        match = _TEXT.fullmatch(f"{text!r} steps" if is_number else str(text).strip())
         if match is None:
             raise ValueError(f"want a duration such as '350 steps', '1.75e9 tokens' or '70%', got {text!r}")
         unit = match["unit"].lower().rstrip("s")
@@ -54,4 +59,13 @@ class Duration:
 
     def __str__(self) -> str:
         number = f"{float(self.amount):.12g}"
+        if Fraction(number) != self.amount:
+            number = _decimal(self.amount)
         return f"{number}%" if self.unit == "%" else f"{number} {self.unit}"
+
+
+def _decimal(amount: Fraction) -> str:
+    """All digits of a decimal fraction, so that reading it back gives the same amount."""
+    with localcontext() as context:
+        context.prec = len(str(amount.numerator)) + 4 * len(str(amount.denominator))
+        return f"{Decimal(amount.numerator) / Decimal(amount.denominator):f}"

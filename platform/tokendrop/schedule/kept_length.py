@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 from typing import Protocol
 
@@ -63,7 +64,7 @@ class Mslg:
     @classmethod
     def until(cls, *, start: int, full: int, increment: int, steps: Fraction) -> "Mslg":
         """Growth that arrives at `full` after `steps` steps: T_dec = T' / (a_0 / s_dec) (section 3.2)."""
-        jumps = ceil(Fraction(full - start, increment))
+        jumps = ceil(Fraction(full - start, max(increment, 1)))
         return cls(start=start, full=full, increment=increment, interval=steps / max(jumps, 1))
 
     def kept_length(self, step: int) -> int:
@@ -85,7 +86,7 @@ class Piecewise:
         starts, lengths = [start for start, _ in self.stages], [kept for _, kept in self.stages]
         if not starts or starts[0] != 0:
             raise ValueError(f"want a first stage at step 0, got stages at {starts}")
-        if any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(starts)):
             raise ValueError(f"want stages at rising steps, got {starts}")
         if min(lengths) < 1 or lengths != sorted(lengths):
             raise ValueError(f"want kept lengths of at least 1 that never shrink, got {lengths}")

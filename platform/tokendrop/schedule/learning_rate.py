@@ -28,9 +28,7 @@ class LearningRate:
 
     def __post_init__(self) -> None:
         if not 0 <= self.final <= self.peak:
-            raise ValueError(
-                f"want 0 <= final <= peak learning rate, got final={self.final}, peak={self.peak}"
-            )
+            raise ValueError(f"want 0 <= final <= peak learning rate, got final={self.final}, peak={self.peak}")
         if self.warmup < 0 or self.decay_length < 0:
             raise ValueError(f"the warm-up of {self.warmup} is longer than the run by {-self.decay_length}")
 

@@ -159,8 +159,7 @@ def _segments(
             workers=batch.world_size,
             accumulation=batch.accumulation,
             layer_tokens_before=layer_tokens,
-            layer_tokens_per_step=batch.global_batch
-            * shape.layer_tokens(kept=kept, dropped_layers=dropped_layers),
+            layer_tokens_per_step=batch.global_batch * shape.layer_tokens(kept=kept, dropped_layers=dropped_layers),
             flops_before=flops,
             flops_per_step=batch.global_batch * shape.flops(kept=kept, dropped_layers=dropped_layers),
         )

@@ -1,6 +1,7 @@
 """The run folder's record: steps.parquet, ledger.parquet and the live metrics.jsonl."""
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -33,7 +34,7 @@ class Journal:
                 part.unlink()
             # line-wise, and a fresh line first: the attempt before may have died in the middle of one
             self._live = (folder / METRICS).open("a", encoding="utf-8")
-            self._tell({"attempt_from": start, "world_size": world_size})
+            self._tell({"attempt_from": start, "world_size": world_size, "pid": os.getpid()})
         self._flushed = time.monotonic()
 
     def record(self, report: StepReport, sample_ids: Sequence[int]) -> None:
@@ -44,9 +45,7 @@ class Journal:
     def commit(self, step: int) -> None:
         if self.rank == 0:
             self._flush()
-            self._write(
-                STEPS, step, pa.Table.from_pylist([asdict(report) for report in self._reports], _STEPS_SCHEMA)
-            )
+            self._write(STEPS, step, pa.Table.from_pylist([asdict(report) for report in self._reports], _STEPS_SCHEMA))
         steps = [report.step for report in self._reports]
         ledger = {
             "step": steps,
@@ -102,6 +101,10 @@ class MetricsTail:
     def __init__(self, folder: Path, offset: int = 0) -> None:
         self.path, self.offset = folder / METRICS, offset
 
+    def skip(self) -> None:
+        """Leave out what is there already."""
+        self.offset = self.path.stat().st_size if self.path.exists() else 0
+
     def read(self, limit: int = 2**22) -> list[dict[str, Any]]:
         """The complete lines that are new, about `limit` bytes at most (-1: all); `offset` moves behind them."""
         try:
@@ -124,8 +127,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 _STEPS_SCHEMA = pa.schema(
-    [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "flops", "world_size")]
-    + [(name, pa.float64()) for name in ("loss", "val_loss", "grad_norm", "lr", "data_time_s", "step_time_s")]
+    [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "world_size")]
+    + [(name, pa.float64()) for name in ("loss", "val_loss", "grad_norm", "lr", "flops", "data_time_s", "step_time_s")]
 )
 _LEDGER_SCHEMA = pa.schema(
     [

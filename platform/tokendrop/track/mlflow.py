@@ -2,18 +2,21 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 
 STATE = "mlflow.json"
+Status = Literal["RUNNING", "FINISHED", "FAILED"]
 _BATCH = 1000  # metrics that one call of MLflow's API takes
+_FORBIDDEN = re.compile(r"[^\w\-./ ]")  # in a metric's name
 
 # metric in MLflow: field of StepReport
 METRICS = {
@@ -39,7 +42,7 @@ class MlflowMirror:
 
     def __init__(self, folder: Path, config: ExperimentConfig) -> None:
         self.folder, self.config = folder, config
-        self.state: dict[str, Any] = {"run_id": None, "offset": 0}
+        self.state: dict[str, Any] = {"run_id": None, "offset": 0, "status": "RUNNING", "status_sent": "RUNNING"}
         if (folder / STATE).exists():
             self.state = json.loads((folder / STATE).read_text())
 
@@ -47,14 +50,16 @@ class MlflowMirror:
     def run_id(self) -> str | None:
         return self.state["run_id"]
 
-    def sync(self, status: str | None = None) -> None:
+    def sync(self, status: Status | None = None) -> None:
         """Send everything that MLflow does not have yet; raises what its client raises when it can't.
 
         Args:
-            status: `FINISHED` or `FAILED`, when the run has ended.
+            status: what has become of the run; sent after its metrics.
         """
         from mlflow.entities import Metric
 
+        if status is not None:
+            self._remember(status=status)
         client = _client(self.config.track.uri)
         if self.run_id is None:
             self._remember(run_id=self._create(client))
@@ -64,17 +69,35 @@ class MlflowMirror:
             for first in range(0, len(metrics), _BATCH):
                 client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
             self._remember(offset=tail.offset)
-        if status is not None:
-            client.set_terminated(self.run_id, status)
+        if self.state["status"] != self.state["status_sent"]:
+            client.update_run(self.run_id, status=self.state["status"])
+            if self.state["status"] != "RUNNING":
+                client.set_terminated(self.run_id, self.state["status"])
+            self._remember(status_sent=self.state["status"])
+
+    def log_evaluation(self, results: Mapping[str, float], step: int) -> None:
+        """Add an evaluation's metrics as `eval/<name>`; raises what the client raises when it can't.
+
+        Args:
+            results: value by `<task>_<metric>`.
+            step: the checkpoint that was evaluated.
+        """
+        from mlflow.entities import Metric
+
+        if self.run_id is None:
+            self.sync()
+        stamp = int(time.time() * 1000)
+        metrics = [Metric(f"eval/{_FORBIDDEN.sub('-', name)}", value, stamp, step) for name, value in results.items()]
+        client = _client(self.config.track.uri)
+        for first in range(0, len(metrics), _BATCH):
+            client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
 
     def _create(self, client: Any) -> str:
         name = self.config.track.experiment
         experiment = client.get_experiment_by_name(name)
         experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
         # An earlier call may have been answered by a time-out after the server had done it.
-        known = client.search_runs(
-            [experiment_id], f"tags.`tokendrop.run` = '{self.folder.name}'", max_results=1
-        )
+        known = client.search_runs([experiment_id], f"tags.`tokendrop.run` = '{self.folder.name}'", max_results=1)
         if known:
             return known[0].info.run_id
         plan = self.config.plan()

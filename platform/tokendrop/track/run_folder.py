@@ -3,16 +3,19 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
+from tokendrop.data.shards import TOKENIZER
 from tokendrop.errors import UserError
 from tokendrop.track.journal import MetricsTail, read_steps
 from tokendrop.train.checkpoint import committed
@@ -41,11 +44,15 @@ def create_run_folder(config: ExperimentConfig) -> Path:
 
 
 def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
-    """Write down the resolved job, its plan, the environment and where the token shards are."""
+    """Write down the resolved job, its plan, the environment and where the token shards are.
+
+    The tokenizer is copied: a model is of use without its corpus, but not without its vocabulary.
+    """
     (folder / JOB).write_text(dump_job(config))
     (folder / PLAN).write_text(json.dumps(asdict(config.plan()), indent=1))
     (folder / ENVIRONMENT).write_text(json.dumps(environment(), indent=1))
     (folder / DATA).write_text(f"{data}\n")
+    shutil.copyfile(data / TOKENIZER, folder / TOKENIZER)
 
 
 def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
@@ -101,7 +108,7 @@ def summarize(folder: Path) -> dict[str, Any]:
         "wall_clock_s": seconds,
         "tokens_per_s": steps[-1]["tokens"] / seconds,
         "data_wait_share": sum(row["data_time_s"] for row in steps) / seconds,
-        "resizes": sum(a != b for a, b in zip(sizes, sizes[1:], strict=False)),
+        "resizes": sum(a != b for a, b in pairwise(sizes)),
         "restarts": len(attempts) - 1,
     }
 

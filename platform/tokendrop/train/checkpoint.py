@@ -36,7 +36,7 @@ class Checkpoints:
         self.folder, self.keep, self.meta = folder, keep, meta
         self._pending: tuple[Future[Any], Path, Path] | None = None
         # Background saves run collectives of their own: on the training group they would meet gradients half-way.
-        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_first = self._group is None or dist.get_rank() == 0
 
     def save(self, engine: Engine, step: int) -> None:

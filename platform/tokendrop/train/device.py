@@ -33,9 +33,7 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if computes_in_bf16(device) else torch.float32
     if precision == "bf16" and not computes_in_bf16(device):
-        raise UserError(
-            f"train.precision: this {device.type} has no bf16 instructions; want 'auto' or 'fp32'"
-        )
+        raise UserError(f"train.precision: this {device.type} has no bf16 instructions; want 'auto' or 'fp32'")
     return _DTYPES[precision]
 
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.method import Dropping
 from tokendrop.models.batch import Batch
+from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.engine import Engine
 from tokendrop.train.report import Recorder, StepReport
@@ -41,48 +43,28 @@ class Parts:
 
 def train(config: ExperimentConfig, parts: Parts, *, start: int) -> None:
     """Train from step `start` to the end of the plan; every worker runs this loop."""
-    plan, engine, recorder, checkpoints = config.plan(), parts.engine, parts.recorder, parts.checkpoints
-    split = replace(plan.batch, world_size=parts.world_size)
-    validate_every, save_every = (
-        config.in_steps(config.evaluate.every),
-        config.in_steps(config.checkpoint.every),
-    )
+    plan = config.plan()
+    validate_every = config.in_steps(config.evaluate.every)
+    save_every = config.in_steps(config.checkpoint.every)
 
-    engine.model.train()
+    parts.engine.model.train()
     clock = time.perf_counter()
     for step in range(start, plan.steps):
-        segment = plan.at(step)
-        loss, sample_ids, data_time = 0.0, [], 0.0
-        batches = timed(parts.batches.of_step(step))
-        for number, (batch, waited) in enumerate(batches, start=1):
-            if parts.dropping is not None:
-                parts.dropping.draw(
-                    kept_length=segment.kept_length,
-                    step=step,
-                    sample_ids=batch.sample_ids_B,
-                    sequence_length=plan.shape.sequence_length,
-                )
-            if config.model.dropout:
-                torch.manual_seed(hash((config.seed, step, batch.number)))
-            last = number == split.accumulation
-            loss += engine.forward_backward(batch, share=1 / split.accumulation, last_micro_batch=last)
-            sample_ids += batch.sample_ids_B.tolist()
-            data_time += waited
+        loss, sample_ids, data_time = accumulate(config, plan, parts, step)
         lr = plan.lr(step)
-        grad_norm = engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
-        mean_loss = engine.mean(torch.as_tensor(loss) / split.accumulation)
+        grad_norm = parts.engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
 
         done = step + 1
         report = StepReport(
             step=done,
-            loss=mean_loss.item(),
+            loss=parts.engine.mean(loss).item(),
             val_loss=None,
             grad_norm=grad_norm.item(),
             lr=lr,
-            kept_length=segment.kept_length,
+            kept_length=plan.at(step).kept_length,
             tokens=done * plan.tokens_per_step,
             layer_tokens=plan.layer_tokens(done),
-            flops=plan.flops(done),
+            flops=float(plan.flops(done)),
             world_size=parts.world_size,
             data_time_s=data_time,
             step_time_s=time.perf_counter() - clock,
@@ -91,11 +73,38 @@ def train(config: ExperimentConfig, parts: Parts, *, start: int) -> None:
         if done % validate_every == 0 or done == plan.steps:
             report = replace(report, val_loss=validate(parts))
             clock = time.perf_counter()
-        recorder.record(report, sample_ids)
+        parts.recorder.record(report, sample_ids)
         if done % save_every == 0 or done == plan.steps:
-            recorder.commit(done)
-            checkpoints.save(engine, done)
-    checkpoints.wait()
+            parts.recorder.commit(done)
+            parts.checkpoints.save(parts.engine, done)
+    parts.checkpoints.wait()
+
+
+def accumulate(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int) -> tuple[Tensor, list[int], float]:
+    """Add up the gradients of one step, micro batch by micro batch.
+
+    Returns:
+        This worker's mean loss, the samples that it trained on, and the seconds that it waited for them.
+    """
+    accumulation = replace(plan.batch, world_size=parts.world_size).accumulation
+    losses: list[Tensor] = []
+    sample_ids: list[int] = []
+    data_time = 0.0
+    for batch, waited in timed(parts.batches.of_step(step)):
+        if parts.dropping is not None:
+            parts.dropping.draw(
+                kept_length=plan.at(step).kept_length,
+                step=step,
+                sample_ids=batch.sample_ids_B,
+                sequence_length=plan.shape.sequence_length,
+            )
+        if config.model.dropout:
+            torch.manual_seed(hash((config.seed, step, batch.number)))
+        last = len(losses) + 1 == accumulation
+        losses.append(parts.engine.forward_backward(batch, share=1 / accumulation, last_micro_batch=last))
+        sample_ids += batch.sample_ids_B.tolist()
+        data_time += waited
+    return torch.stack(losses).mean(), sample_ids, data_time
 
 
 def validate(parts: Parts) -> float:

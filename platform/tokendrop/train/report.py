@@ -22,8 +22,8 @@ class StepReport:
     """Tokens consumed so far."""
     layer_tokens: int
     """Layer tokens consumed so far."""
-    flops: int
-    """FLOPs spent so far, by the plan's count."""
+    flops: float
+    """FLOPs spent so far, by the plan's count; 350 million parameters outgrow 64-bit integers in a day."""
     world_size: int
     data_time_s: float
     """Seconds of this step spent waiting for data."""

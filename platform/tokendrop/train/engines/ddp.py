@@ -18,14 +18,13 @@ class DdpEngine:
         self.model, self.optimizer, self.dtype = model, optimizer, dtype
         self.device = next(model.parameters()).device
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
-        alone = self.world_size == 1
-        self.replica = model if alone else DistributedDataParallel(model, gradient_as_bucket_view=True)
+        self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if self.world_size > 1 else None
 
     def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Tensor:
-        is_ddp = isinstance(self.replica, DistributedDataParallel)
-        with self.replica.no_sync() if is_ddp and not last_micro_batch else nullcontext():
+        replica = self.ddp or self.model
+        with self.ddp.no_sync() if self.ddp and not last_micro_batch else nullcontext():
             with autocast(self.device, self.dtype):
-                loss = self.replica(batch.input_ids_BS, batch.labels_BS)
+                loss = replica(batch.input_ids_BS, batch.labels_BS)
             (loss * share).backward()
         return loss.detach()
 

@@ -1,0 +1,151 @@
+"""A run folder and its mirror in MLflow: real databases, a real server that comes late."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import dump_job, load_job
+from tokendrop.track.journal import Journal
+from tokendrop.track.mlflow import METRICS, MlflowMirror
+from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
+from tokendrop.train.report import StepReport
+
+QUICKSTART = Path(__file__).parents[2] / "jobs" / "pretrain" / "quickstart.yaml"
+
+
+def report(step: int) -> StepReport:
+    return StepReport(
+        step=step,
+        loss=8.0 - step / 10,
+        val_loss=7.5 if step % 5 == 0 else None,
+        grad_norm=1.0,
+        lr=1e-3,
+        kept_length=32,
+        tokens=step * 100,
+        layer_tokens=step * 60,
+        flops=step * 1000,
+        world_size=1,
+        data_time_s=0.0,
+        step_time_s=0.1,
+    )
+
+
+def run_folder(tmp_path: Path, uri: str) -> tuple[Path, ExperimentConfig]:
+    config = load_job(QUICKSTART, [f"track.uri={uri}"])
+    folder = tmp_path / "quickstart-random-ltd-20260101-120000"
+    folder.mkdir()
+    (folder / JOB).write_text(dump_job(config))
+    for name in (PLAN, ENVIRONMENT):
+        (folder / name).write_text("{}")
+    return folder, config
+
+
+def train_on(folder: Path, steps: range, *, commit: int) -> None:
+    """What a worker writes: `steps` recorded, those up to `commit` committed."""
+    journal = Journal(folder, rank=0, world_size=1, start=steps.start - 1)
+    for step in steps:
+        journal.record(report(step), [step])
+        if step == commit:
+            journal.commit(step)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def history(uri: str, run_id: str, metric: str) -> dict[int, float]:
+    return {point.step: point.value for point in MlflowClient(uri).get_metric_history(run_id, metric)}
+
+
+def test_a_run_restarted_is_one_mlflow_run_with_every_step(tmp_path: Path, sqlite: str) -> None:
+    folder, config = run_folder(tmp_path, sqlite)
+    mirror = MlflowMirror(folder, config)
+    train_on(folder, range(1, 9), commit=5)
+    mirror.sync()
+    train_on(folder, range(6, 13), commit=12)  # a restart from the checkpoint of step 5
+    MlflowMirror(folder, config).sync("FINISHED")
+
+    client = MlflowClient(sqlite)
+    experiment = client.get_experiment_by_name(config.track.experiment)
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == MlflowMirror(folder, config).run_id
+    assert run.info.status == "FINISHED"
+    assert run.data.params["drop.schedule.start"] == "32"
+    assert run.data.tags["method"] == "random_ltd"
+    assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} == {JOB, PLAN, ENVIRONMENT}
+    for name, field in METRICS.items():
+        wanted = {step: getattr(report(step), field) for step in range(1, 13)}
+        assert history(sqlite, run.info.run_id, name) == {s: v for s, v in wanted.items() if v is not None}
+
+
+def test_syncing_twice_sends_nothing_twice(tmp_path: Path, sqlite: str) -> None:
+    folder, config = run_folder(tmp_path, sqlite)
+    train_on(folder, range(1, 5), commit=4)
+    mirror = MlflowMirror(folder, config)
+    mirror.sync()
+    mirror.sync()
+    assert mirror.run_id is not None
+    assert len(MlflowClient(sqlite).get_metric_history(mirror.run_id, "loss/train")) == 4
+
+
+def test_a_resumed_run_is_running_again(tmp_path: Path, sqlite: str) -> None:
+    folder, config = run_folder(tmp_path, sqlite)
+    train_on(folder, range(1, 5), commit=4)
+    mirror = MlflowMirror(folder, config)
+    for status in ("FAILED", "RUNNING", "FINISHED"):
+        mirror.sync(status)
+        assert mirror.run_id is not None
+        assert MlflowClient(sqlite).get_run(mirror.run_id).info.status == status
+
+
+@contextmanager
+def server(folder: Path, port: int) -> Iterator[None]:
+    """A real MLflow server on `port`."""
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--workers", "1"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+                break
+            except OSError:
+                assert process.poll() is None, "the server died"
+                time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    uri = f"http://127.0.0.1:{port}"
+    folder, config = run_folder(tmp_path, uri)
+    train_on(folder, range(1, 9), commit=8)
+    mirror = MlflowMirror(folder, config)
+    with pytest.raises(Exception, match="refused|Max retries"):
+        mirror.sync("FINISHED")
+    with server(tmp_path, port):
+        late = MlflowMirror(folder, config)
+        late.sync()
+        assert late.run_id is not None
+        assert set(history(uri, late.run_id, "loss/train")) == set(range(1, 9))
+        assert MlflowClient(uri).get_run(late.run_id).info.status == "FINISHED"
