@@ -1,23 +1,30 @@
-"""The command `tokendrop`: reads what the user typed, calls one function, prints what it returns."""
+"""The command `tokendrop`: what the user may type."""
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.load import load_job
+from tokendrop import commands
 from tokendrop.config.model import GptConfig
 from tokendrop.errors import UserError
-from tokendrop.render import bench_text, comparison_text, plan_result, plan_text, print_json, say
 
-OVERRIDES = "key=value overrides, such as train.length='500 steps'"
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command, as `--help` tells of it."""
+
+    name: str
+    run: Callable[[argparse.Namespace], None]
+    arguments: Callable[[argparse.ArgumentParser], None]
+    about: str
+    example: str
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exit code 0 (done), 1 (the run failed), 2 (what the user wrote is wrong)."""
-    options = parser().parse_args(arguments)
+    options = parse(arguments)
     try:
         options.run(options)
     except UserError as error:
@@ -28,190 +35,151 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def plan(options: argparse.Namespace) -> None:
-    config = load_job(options.job, options.overrides)
-    if options.json:
-        print_json({"name": config.name, **plan_result(config.plan())})
-    else:
-        print(plan_text(config.name, config.plan()))
-
-
-def prepare(options: argparse.Namespace) -> None:
-    from tokendrop.data.pipeline import prepare
-    from tokendrop.data.shards import read_manifest
-    from tokendrop.launch.cluster import connect
-
-    config = load_job(options.job, options.overrides)
-    connect()
-    folder = prepare(
-        config, progress=lambda documents, tokens: say(f"packed   {documents:,} documents, {tokens:,} tokens")
-    )
-    manifest = read_manifest(folder)
-    rows = {split: sum(shard.rows for shard in getattr(manifest, split)) for split in ("train", "validation")}
-    if options.json:
-        print_json(
-            {"folder": str(folder), "documents": manifest.documents, "tokens": manifest.tokens, "rows": rows}
-        )
-    else:
-        print(
-            f"{folder}: {manifest.documents:,} documents, {manifest.tokens:,} tokens;"
-            f" {rows['train']:,} training and {rows['validation']:,} validation rows"
-        )
-
-
-def train(options: argparse.Namespace) -> None:
-    if options.resume is None and options.job is None:
-        raise UserError("train: want a job file, or --resume RUN")
-    job = options.job
-    if options.resume is not None and (job is None or "=" in job):
-        from tokendrop.track.run_folder import JOB, open_run_folder
-
-        open_run_folder(options.resume)
-        options.overrides = [*([job] if job else []), *options.overrides]
-        job = options.resume / JOB
-    config = load_job(job, options.overrides)
-    result = trained(config, resume=options.resume)
-    if options.json:
-        print_json(result)
-    else:
-        print(comparison_text([result], [config.name]))
-        print(
-            f"layer tokens saved: {result['layer_token_saving']:.1%}   FLOPs saved: {result['flops_saving']:.1%}"
-        )
-        print(where([result], config))
-
-
-def compare(options: argparse.Namespace) -> None:
-    configs = [load_job(job, options.set) for job in options.jobs]
-    results = [trained(config) for config in configs]
-    if options.json:
-        print_json({"runs": results})
-    else:
-        print("\n" + comparison_text(results, [config.name for config in configs]))
-        print(where(results, configs[0]))
-
-
-def bench(options: argparse.Namespace) -> None:
-    from tokendrop.bench.overhead import bench_overhead
-    from tokendrop.bench.step import bench_step
-
-    if options.name == "step":
-        result = bench_step(
-            preset=options.preset,
-            micro_batch=options.micro_batch,
-            precision=options.precision,
-            compiled=options.compile,
-            rounds=options.rounds,
-            say=say,
-        )
-    else:
-        result = bench_overhead(options.job, steps=options.steps, rounds=options.rounds, say=say)
-    if options.json:
-        print_json(result)
-    else:
-        print(bench_text(result))
-
-
-def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
-    """Train on Ray; a run that fails ends the command with one line and exit code 1."""
-    from ray.train import TrainingFailedError
-
-    from tokendrop.launch.trainer import run_training
-
-    try:
-        return run_training(config, resume=resume)
-    except TrainingFailedError as error:
-        print(
-            f"tokendrop: the run failed more often than scaling.max_restarts={config.scaling.max_restarts}",
-            file=sys.stderr,
-        )
-        print(error, file=sys.stderr)
-        sys.exit(1)
-
-
-def where(results: Sequence[dict[str, Any]], config: ExperimentConfig) -> str:
-    """Where to look at what was made."""
-    lines = ["", *(f"run folder  {result['run']}" for result in results)]
-    if config.track.uri:
-        lines.append(
-            f"curves      .venv/bin/mlflow ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000"
-        )
-    return "\n".join(lines)
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the user typed; argparse alone takes no override after an option: `JOB --resume RUN key=value`."""
+    root = parser()
+    options, left = root.parse_known_args(arguments)
+    if any(text.startswith("-") for text in left) or (left and not hasattr(options, "overrides")):
+        root.error(f"unrecognized arguments: {' '.join(left)}")
+    if left:
+        options.overrides = [*options.overrides, *left]
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
-        prog="tokendrop",
-        description="Pretrain transformers with random-LTD on Ray, and measure what it saves.",
+        prog="tokendrop", description="Pretrain transformers with random-LTD on Ray, and measure what it saves."
     )
-    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    def command(
-        name: str, run: Callable[[argparse.Namespace], None], about: str, example: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(
-            name,
-            help=about,
-            description=about,
-            epilog=f"example: {example}",
+    group = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        added = group.add_parser(
+            command.name, help=command.about, description=command.about, epilog=f"example: {command.example}"
         )
+        command.arguments(added)
         added.add_argument("--json", action="store_true", help="print one JSON object on standard output")
-        added.set_defaults(run=run)
-        return added
-
-    one = command(
-        "plan",
-        plan,
-        "Print a run before it starts: segments, layer tokens, FLOPs, learning rate.",
-        "tokendrop plan jobs/paper/gpt3_350m_ltd.yaml train.global_batch=512",
-    )
-    one.add_argument("job", help="job file (YAML)")
-    one.add_argument("overrides", nargs="*", help=OVERRIDES)
-
-    one = command(
-        "prepare",
-        prepare,
-        "Turn a job's corpus into packed token shards, streamed by Ray Data.",
-        "tokendrop prepare jobs/pretrain/quickstart.yaml",
-    )
-    one.add_argument("job", help="job file (YAML)")
-    one.add_argument("overrides", nargs="*", help=OVERRIDES)
-
-    one = command(
-        "train",
-        train,
-        "Pretrain by a job file, on this machine or on the Ray cluster at RAY_ADDRESS.",
-        "tokendrop train jobs/pretrain/quickstart.yaml scaling.workers=2 scaling.cpus_per_worker=1",
-    )
-    one.add_argument("job", nargs="?", help="job file (YAML); with --resume, the run's own when left out")
-    one.add_argument("overrides", nargs="*", help=OVERRIDES)
-    one.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of this run folder"
-    )
-
-    one = command(
-        "compare",
-        compare,
-        "Train several jobs, one after the other, and print what each saves against the first.",
-        "tokendrop compare jobs/pretrain/quickstart_baseline.yaml jobs/pretrain/quickstart.yaml",
-    )
-    one.add_argument("jobs", nargs="+", help="job files (YAML), the baseline first")
-    one.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key in every job"
-    )
-
-    one = command(
-        "bench",
-        bench,
-        "Measure, side by side in one run: step time by kept length, or what the platform costs.",
-        "tokendrop bench step --rounds 9",
-    )
-    one.add_argument("name", choices=["step", "overhead"])
-    one.add_argument("--rounds", type=int, default=7, help="interleaved repeats (default 7)")
-    one.add_argument("--preset", choices=list(GptConfig.PRESETS), help="step: model; by device when left out")
-    one.add_argument("--micro-batch", type=int, default=8, help="step: sequences of one step (default 8)")
-    one.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="step")
-    one.add_argument("--compile", action="store_true", help="step: torch.compile each layer")
-    one.add_argument("--job", type=Path, default=Path("jobs/pretrain/quickstart_baseline.yaml"), help="overhead")
-    one.add_argument("--steps", type=int, default=40, help="overhead: steps of one measurement (default 40)")
+        added.set_defaults(run=command.run)
     return root
+
+
+def job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", help="job file (YAML)")
+    overrides(parser)
+
+
+def overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", help="key=value overrides, such as train.length='500 steps'")
+
+
+def train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", nargs="?", help="job file (YAML); with --resume, the run's own when left out")
+    overrides(parser)
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of this run folder")
+
+
+def compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jobs", nargs="+", help="job files (YAML), the baseline first")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key in every job")
+
+
+def evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("--tasks", default="", metavar="A,B", help="names that lm-eval knows, or task files (.yaml)")
+    parser.add_argument("--include", type=Path, metavar="DIR", help="a folder of lm-eval task files")
+    parser.add_argument("--limit", type=int, metavar="N", help="documents of each task (default: all)")
+
+
+def export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
+
+
+def submit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", help="job file (YAML), below --working-dir")
+    overrides(parser)
+    parser.add_argument(
+        "--address", help="the cluster's dashboard (default RAY_API_SERVER_ADDRESS, else http://127.0.0.1:8265)"
+    )
+    parser.add_argument("--working-dir", default=".", metavar="DIR", help="the folder to upload (default .)")
+    parser.add_argument("--no-wait", dest="wait", action="store_false", help="return once the job is submitted")
+
+
+def run_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+
+
+def bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", choices=["step", "overhead"])
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved repeats (default 7)")
+    parser.add_argument("--preset", choices=list(GptConfig.PRESETS), help="step: model; by device when left out")
+    parser.add_argument("--micro-batch", type=int, default=8, help="step: sequences of one step (default 8)")
+    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="step")
+    parser.add_argument("--compile", action="store_true", help="step: torch.compile each layer")
+    parser.add_argument("--job", type=Path, default=Path("jobs/pretrain/quickstart_baseline.yaml"), help="overhead")
+    parser.add_argument("--steps", type=int, default=40, help="overhead: steps of one measurement (default 40)")
+
+
+COMMANDS = (
+    Command(
+        "plan",
+        commands.plan,
+        job,
+        about="Print a run before it starts: segments, layer tokens, FLOPs, learning rate.",
+        example="tokendrop plan jobs/paper/gpt3_350m_ltd.yaml train.global_batch=512",
+    ),
+    Command(
+        "prepare",
+        commands.prepare,
+        job,
+        about="Turn a job's corpus into packed token shards, streamed by Ray Data.",
+        example="tokendrop prepare jobs/pretrain/quickstart.yaml",
+    ),
+    Command(
+        "train",
+        commands.train,
+        train,
+        about="Pretrain by a job file, on this machine or on the Ray cluster at RAY_ADDRESS.",
+        example="tokendrop train jobs/pretrain/quickstart.yaml scaling.workers=2 scaling.cpus_per_worker=1",
+    ),
+    Command(
+        "compare",
+        commands.compare,
+        compare,
+        about="Train several jobs, one after the other, and print what each saves against the first.",
+        example="tokendrop compare jobs/pretrain/quickstart_baseline.yaml jobs/pretrain/quickstart.yaml",
+    ),
+    Command(
+        "evaluate",
+        commands.evaluate,
+        evaluate,
+        about="Held-out loss and lm-eval tasks of a run or a checkpoint, with no token dropped; MLflow is told.",
+        example="tokendrop evaluate runs/gpt --tasks lambada_openai,tasks/copa.yaml --limit 100",
+    ),
+    Command(
+        "export",
+        commands.export,
+        export,
+        about="Write the model of a run or a checkpoint as a Hugging Face folder with the same logits.",
+        example="tokendrop export runs/gpt --to gpt-hf",
+    ),
+    Command(
+        "submit",
+        commands.submit,
+        submit,
+        about="Check a job, then run it on a Ray cluster: `ray job submit` with its log and its exit code.",
+        example="tokendrop submit jobs/pretrain/quickstart.yaml --address http://127.0.0.1:8265",
+    ),
+    Command(
+        "sync",
+        commands.sync,
+        run_folder,
+        about="Send MLflow what a run recorded while its server was away.",
+        example="tokendrop sync runs/quickstart-random-ltd-20260101-120000",
+    ),
+    Command(
+        "bench",
+        commands.bench,
+        bench,
+        about="Measure, side by side in one run: step time by kept length, or what the platform costs.",
+        example="tokendrop bench step --rounds 9",
+    ),
+)

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokendrop.schedule.plan import RunPlan
@@ -18,6 +19,29 @@ def print_json(result: Mapping[str, Any]) -> None:
 def say(text: str) -> None:
     """A line on standard error, beside the results on standard output."""
     print(text, file=sys.stderr, flush=True)
+
+
+class StatusLine:
+    """Long work's state on standard error: one line rewritten on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, *, every_s: float = 10.0) -> None:
+        self.is_terminal = sys.stderr.isatty()
+        self._every_s = 0.1 if self.is_terminal else every_s
+        self._shown: float | None = None
+
+    def show(self, text: Callable[[], str], *, always: bool = False) -> None:
+        """Show what `text` returns, when the line is due or `always`."""
+        now = time.monotonic()
+        if always or self._shown is None or now - self._shown >= self._every_s:
+            self._shown = now
+            sys.stderr.write(f"\r\x1b[K{text()}" if self.is_terminal else f"{text()}\n")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line as it is; what is written next begins a new one."""
+        if self.is_terminal and self._shown is not None:
+            sys.stderr.write("\n")
+        self._shown = None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

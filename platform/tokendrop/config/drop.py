@@ -103,9 +103,7 @@ class DropConfig:
 
     def __post_init__(self) -> None:
         if self.method == "none" and not isinstance(self.schedule, FullConfig):
-            raise ValueError(
-                "method is 'none', so this schedule would do nothing; set drop.method: random_ltd"
-            )
+            raise ValueError("method is 'none', so this schedule would do nothing; set drop.method: random_ltd")
 
     def whole_layer_numbers(self) -> tuple[int, ...]:
         """The layers left whole, numbered from 0, or from the end when negative."""

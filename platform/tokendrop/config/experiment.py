@@ -73,9 +73,7 @@ class ExperimentConfig:
             schedule = self.drop.schedule.build(clock)
             longest = schedule.kept_length(self.steps)
             if longest > shape.sequence_length:
-                raise ValueError(
-                    f"a kept length of {longest} is over model.sequence_length={shape.sequence_length}"
-                )
+                raise ValueError(f"a kept length of {longest} is over model.sequence_length={shape.sequence_length}")
         dropped_layers = self.drop.dropped_layers(shape.layers)
         warmup = train.warmup.steps(tokens_per_step=self.tokens_per_step, total_steps=self.steps)
         with _naming("train.warmup"):

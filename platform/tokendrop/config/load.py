@@ -158,9 +158,7 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
         return None
     members = tuple(member for member in members if member is not type(None))
     kinds = {
-        get_args(get_type_hints(m)["kind"])[0]: m
-        for m in members
-        if dataclasses.is_dataclass(m) and m is not Duration
+        get_args(get_type_hints(m)["kind"])[0]: m for m in members if dataclasses.is_dataclass(m) and m is not Duration
     }
     if kinds and isinstance(value, Mapping):
         if len(kinds) > 1 and "kind" not in value:

@@ -33,9 +33,7 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.heads, self.sequence_length, self.vocab_size)
         if min(sizes) < 1:
-            raise ValueError(
-                f"want layers, width, heads, sequence_length and vocab_size of at least 1, got {sizes}"
-            )
+            raise ValueError(f"want layers, width, heads, sequence_length and vocab_size of at least 1, got {sizes}")
         if self.layers > 10_000:
             raise ValueError(f"want at most 10,000 layers, got {self.layers}")
         if self.width % self.heads:

@@ -59,6 +59,4 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         if self.every.amount <= 0 or self.sequences < 1:
-            raise ValueError(
-                f"want every above 0 and sequences of at least 1, got {self.every} and {self.sequences}"
-            )
+            raise ValueError(f"want every above 0 and sequences of at least 1, got {self.every} and {self.sequences}")

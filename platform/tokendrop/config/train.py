@@ -43,8 +43,6 @@ class TrainConfig:
         if not 0 <= self.final_lr <= self.peak_lr:
             raise ValueError(f"want 0 <= final_lr <= peak_lr, got {self.final_lr:g}, {self.peak_lr:g}")
         if self.peak_lr <= 0 or self.weight_decay < 0 or self.max_grad_norm <= 0 or self.epsilon <= 0:
-            raise ValueError(
-                "want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0"
-            )
+            raise ValueError("want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"want 0 <= beta1, beta2 < 1, got {self.beta1}, {self.beta2}")

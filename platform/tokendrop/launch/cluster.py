@@ -10,7 +10,7 @@ _SOURCE_ROOT = Path(__file__).parents[2]
 
 
 def connect(address: str | None = None, *, cpus: int | None = None) -> None:
-    """Join the cluster at `address` or RAY_ADDRESS; without either, start one on this machine. Does nothing twice.
+    """Join the cluster at `address` or RAY_ADDRESS, else start one on this machine. Does nothing twice.
 
     Workers get this source tree on their path, so a cluster whose image holds the dependencies alone will do.
 
@@ -21,12 +21,14 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         return
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    path = os.pathsep.join(filter(None, [str(_SOURCE_ROOT), os.environ.get("PYTHONPATH")]))
+    path = source_path()
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     for name in ("ray.data", "ray.train", "mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS")
     if address:
+        # a submitted job may set PYTHONPATH too; the one here goes on from it
+        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         ray.init(address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **quiet)
         return
     os.environ["PYTHONPATH"] = path
@@ -34,3 +36,19 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process can reach it
     ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=400 * 2**20, **quiet)
+
+
+def source_path() -> str:
+    """PYTHONPATH of the workers: this source tree, then what this process has.
+
+    In a submitted job every node unpacks a copy of the working directory below its own temporary folder, and
+    starts its workers there: the path relative to it is right on all of them.
+    """
+    here, root = Path.cwd(), _SOURCE_ROOT.absolute()
+    relative = [str(root.relative_to(here))] if root.is_relative_to(here) else []
+    return os.pathsep.join(filter(None, [str(root), *relative, os.environ.get("PYTHONPATH")]))
+
+
+def in_job_copy(folder: str | Path) -> bool:
+    """Whether a folder lies in the copy of a working directory that Ray makes for a job, and deletes."""
+    return "working_dir_files" in Path(folder).absolute().parts

@@ -1,7 +1,7 @@
 """A run on Ray Train, from its configuration to its summary."""
 
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.pipeline import prepare
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
-from tokendrop.launch.watch import Watcher
+from tokendrop.launch.watch import Watcher, prepare_line
 from tokendrop.launch.worker import WorkerTask, run_worker
 from tokendrop.models.build import check_trainable
-from tokendrop.track.mlflow import MlflowMirror
+from tokendrop.track.mlflow import MlflowMirror, absolute_uri
 from tokendrop.track.run_folder import (
     CHECKPOINTS,
     create_run_folder,
@@ -42,7 +42,9 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         check_same_model(config, resume)
     connect()
     check_resources(config)
-    data = prepare(config)
+    with prepare_line() as progress:
+        data = prepare(config, progress=progress)
+    config = replace(config, track=replace(config.track, uri=absolute_uri(config.track.uri)))
     run = create_run_folder(config) if resume is None else resume.absolute()
     describe_run(run, config, data)
 

@@ -1,18 +1,19 @@
 """Follows a run from outside of its workers: the live line, and MLflow."""
 
-import sys
 import threading
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.render import say
+from tokendrop.render import StatusLine, say
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
 
-_POLL_S, _MIRROR_EVERY_S, _PLAIN_LINE_EVERY_S = 0.5, 5.0, 10.0
+_POLL_S, _MIRROR_EVERY_S = 0.5, 5.0
 
 
 class Watcher:
@@ -63,17 +64,17 @@ class Watcher:
 
 
 class LiveLine:
-    """One line that is rewritten on a terminal; a line now and then elsewhere."""
+    """The state of training in one line: step, loss, speed, kept length, saving, time left."""
 
     def __init__(self, config: ExperimentConfig) -> None:
         self.plan = config.plan()
-        self.is_terminal = sys.stderr.isatty()
-        self._shown = 0.0
+        self._line = StatusLine()
         self._step_time_s: float | None = None
         self._val_loss: float | None = None
         self._attempts = 0
 
     def show(self, line: dict[str, Any]) -> None:
+        """Take in a line of metrics.jsonl."""
         if "attempt_from" in line:
             self._attempts += 1
             if self._attempts > 1:
@@ -83,18 +84,10 @@ class LiveLine:
         last = self._step_time_s or line["step_time_s"]
         self._step_time_s = 0.9 * last + 0.1 * line["step_time_s"]
         self._val_loss = line["val_loss"] if line["val_loss"] is not None else self._val_loss
-        is_last = line["step"] == self.plan.steps
-        due = time.monotonic() - self._shown > (0.1 if self.is_terminal else _PLAIN_LINE_EVERY_S)
-        if not due and not is_last:
-            return
-        self._shown = time.monotonic()
-        text = self._text(line)
-        sys.stderr.write(f"\r\x1b[K{text}" if self.is_terminal else f"{text}\n")
-        sys.stderr.flush()
+        self._line.show(lambda: self._text(line), always=line["step"] == self.plan.steps)
 
     def end(self) -> None:
-        if self.is_terminal and self._shown:
-            sys.stderr.write("\n")
+        self._line.end()
 
     def _text(self, line: dict[str, Any]) -> str:
         step, plan = line["step"], self.plan
@@ -116,6 +109,16 @@ class LiveLine:
         assert self._step_time_s is not None
         per_flop = self._step_time_s / self.plan.at(step - 1).flops_per_step
         return (self.plan.flops(self.plan.steps) - self.plan.flops(step)) * per_flop
+
+
+@contextmanager
+def prepare_line() -> Generator[Callable[[int, int], None]]:
+    """The state of preparing token shards in one line: what it gives takes documents and tokens."""
+    line = StatusLine()
+    try:
+        yield lambda documents, tokens: line.show(lambda: f"prepare  {documents:,} documents, {tokens:,} tokens")
+    finally:
+        line.end()
 
 
 def _first_line(error: Exception) -> str:

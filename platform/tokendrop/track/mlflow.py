@@ -134,6 +134,14 @@ def _client(uri: str | None) -> Any:
     return MlflowClient(tracking_uri=uri)
 
 
+def absolute_uri(uri: str | None) -> str | None:
+    """A tracking URI that means the same from every folder: the path of a local SQLite file, made absolute."""
+    relative = (uri or "").removeprefix("sqlite:///")
+    if uri is None or relative == uri or relative.startswith("/"):
+        return uri
+    return f"sqlite:///{Path(relative).absolute()}"
+
+
 def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]]:
     for line in lines:
         if "attempt_from" in line:

@@ -23,7 +23,7 @@ class StepReport:
     layer_tokens: int
     """Layer tokens consumed so far."""
     flops: float
-    """FLOPs spent so far, by the plan's count; 350 million parameters outgrow 64-bit integers in a day."""
+    """FLOPs spent so far, by the plan's count; a float, for large runs outgrow 64-bit integers."""
     world_size: int
     data_time_s: float
     """Seconds of this step spent waiting for data."""

@@ -1,0 +1,190 @@
+"""What each command does: calls one function and prints what it returns.
+
+Heavy libraries are imported where they are used, so that `plan` and `--help` answer at once, without torch or Ray.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import load_job
+from tokendrop.errors import UserError
+from tokendrop.render import bench_text, comparison_text, plan_result, plan_text, print_json, say
+
+
+def plan(options: argparse.Namespace) -> None:
+    config = load_job(options.job, options.overrides)
+    if options.json:
+        print_json({"name": config.name, **plan_result(config.plan())})
+    else:
+        print(plan_text(config.name, config.plan()))
+
+
+def prepare(options: argparse.Namespace) -> None:
+    from tokendrop.data.pipeline import prepare
+    from tokendrop.data.shards import read_manifest
+    from tokendrop.launch.cluster import connect
+    from tokendrop.launch.watch import prepare_line
+
+    config = load_job(options.job, options.overrides)
+    connect()
+    with prepare_line() as progress:
+        folder = prepare(config, progress=progress)
+    manifest = read_manifest(folder)
+    rows = {split: sum(shard.rows for shard in getattr(manifest, split)) for split in ("train", "validation")}
+    if options.json:
+        print_json({"folder": str(folder), "documents": manifest.documents, "tokens": manifest.tokens, "rows": rows})
+    else:
+        print(
+            f"{folder}: {manifest.documents:,} documents, {manifest.tokens:,} tokens;"
+            f" {rows['train']:,} training and {rows['validation']:,} validation rows"
+        )
+
+
+def train(options: argparse.Namespace) -> None:
+    if options.resume is None and options.job is None:
+        raise UserError("train: want a job file, or --resume RUN")
+    job = options.job
+    if options.resume is not None and (job is None or "=" in job):
+        from tokendrop.track.run_folder import JOB, open_run_folder
+
+        open_run_folder(options.resume)
+        options.overrides = [*([job] if job else []), *options.overrides]
+        job = options.resume / JOB
+    config = load_job(job, options.overrides)
+    result = trained(config, resume=options.resume)
+    if options.json:
+        print_json(result)
+    else:
+        print(comparison_text([result], [config.name]))
+        print(f"layer tokens saved: {result['layer_token_saving']:.1%}   FLOPs saved: {result['flops_saving']:.1%}")
+        print(where_to_look([result], config))
+
+
+def compare(options: argparse.Namespace) -> None:
+    configs = [load_job(job, options.set) for job in options.jobs]
+    results = [trained(config) for config in configs]
+    if options.json:
+        print_json({"runs": results})
+    else:
+        print("\n" + comparison_text(results, [config.name for config in configs]))
+        print(where_to_look(results, configs[0]))
+
+
+def sync(options: argparse.Namespace) -> None:
+    from tokendrop.track.mlflow import MlflowMirror
+    from tokendrop.track.run_folder import open_run_folder
+
+    config, _ = open_run_folder(options.run_folder)
+    if config.track.uri is None:
+        raise UserError(f"{options.run_folder}: this run is not tracked (track.uri is null)")
+    mirror = MlflowMirror(options.run_folder, config)
+    try:
+        mirror.sync()
+    except Exception as error:  # MLflow's clients raise whatever their transport does
+        print(f"tokendrop: {config.track.uri} can't be reached ({error})", file=sys.stderr)
+        sys.exit(1)
+    if options.json:
+        print_json({"mlflow_run_id": mirror.run_id})
+    else:
+        print(f"MLflow run {mirror.run_id} at {config.track.uri} has everything")
+
+
+def bench(options: argparse.Namespace) -> None:
+    from tokendrop.bench.overhead import bench_overhead
+    from tokendrop.bench.step import bench_step
+
+    if options.name == "step":
+        result = bench_step(
+            preset=options.preset,
+            micro_batch=options.micro_batch,
+            precision=options.precision,
+            compiled=options.compile,
+            rounds=options.rounds,
+            say=say,
+        )
+    else:
+        result = bench_overhead(options.job, steps=options.steps, rounds=options.rounds, say=say)
+    if options.json:
+        print_json(result)
+    else:
+        print(bench_text(result))
+
+
+def submit(options: argparse.Namespace) -> None:
+    from tokendrop.launch.submit import submit
+
+    result = submit(
+        options.job,
+        options.overrides,
+        address=options.address,
+        working_dir=options.working_dir,
+        wait=options.wait,
+        as_json=options.json,
+    )
+    if options.json:
+        print_json(result)
+    sys.exit(result["exit_code"])
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    with needs_extra("eval"):
+        from tokendrop.evaluate.evaluation import evaluate_run, evaluation_text
+
+    tasks = [task.strip() for task in options.tasks.split(",") if task.strip()]
+    result = evaluate_run(options.path, tasks, include=options.include, limit=options.limit)
+    if options.json:
+        print_json(result)
+    else:
+        print(evaluation_text(result))
+
+
+def export(options: argparse.Namespace) -> None:
+    with needs_extra("eval"):
+        from tokendrop.evaluate.export import export_checkpoint
+
+    folder = export_checkpoint(options.path, options.to)
+    if options.json:
+        print_json({"folder": str(folder)})
+    else:
+        print(f"{folder}: a GPT-2 for transformers' AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Raises UserError where an import finds that a package of one of our extras is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed; pip install 'tokendrop[{extra}]'") from None
+
+
+def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
+    """Train on Ray; a run that fails ends the command with one line and exit code 1."""
+    from ray.exceptions import RayError
+    from ray.train import TrainingFailedError
+
+    from tokendrop.launch.cluster import in_job_copy
+    from tokendrop.launch.trainer import run_training
+
+    if in_job_copy(config.runs_folder):
+        say("note     the run lies in this job's temporary folder; to keep it, give runs_folder=/some/path")
+    try:
+        return run_training(config, resume=resume)
+    except (TrainingFailedError, RayError) as error:
+        say(f"{error}\ntokendrop: the run failed (scaling.max_restarts={config.scaling.max_restarts})")
+        sys.exit(1)
+
+
+def where_to_look(results: Sequence[dict[str, Any]], config: ExperimentConfig) -> str:
+    """Where to look at what was made."""
+    lines = ["", *(f"run folder  {result['run']}" for result in results)]
+    if config.track.uri and config.track.uri.startswith("sqlite:"):
+        lines.append(f"curves      mlflow ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
+    elif config.track.uri:
+        lines.append(f"curves      {config.track.uri}, experiment {config.track.experiment}")
+    return "\n".join(lines)

@@ -1,0 +1,96 @@
+"""One evaluation of a run, whole: tasks, held-out loss, and a line in MLflow."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokendrop.errors import UserError
+from tokendrop.evaluate.harness import run_tasks
+from tokendrop.evaluate.load import load_run, locate
+from tokendrop.evaluate.perplexity import held_out_loss
+from tokendrop.render import say, table
+from tokendrop.track.mlflow import MlflowMirror
+from tokendrop.track.run_folder import open_run_folder
+from tokendrop.train.checkpoint import read_meta
+from tokendrop.train.device import pick_device
+
+
+def evaluate_run(
+    path: Path, tasks: Sequence[str], include: Path | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """Evaluate a run or a checkpoint, and tell MLflow.
+
+    Args: as for `evaluate_tasks`; without tasks, held-out loss alone.
+    Returns:
+        What `evaluate_tasks` returns, and as `validation` what `validation_perplexity` does, or None where
+        the run's token shards are gone.
+    Raises:
+        UserError: as for `evaluate_tasks`, or there is nothing to evaluate on.
+    """
+    checkpoint, run = locate(path)
+    model, tokenizer = load_run(path)
+    model = model.to(pick_device())
+    result: dict[str, Any] = {"checkpoint": str(checkpoint), "step": read_meta(checkpoint)["step"]}
+    if tasks:
+        result |= run_tasks(model, tokenizer, tasks, include, limit)
+    else:
+        result |= {"results": {}, "versions": {}, "n_samples": {}}
+    try:
+        result["validation"] = held_out_loss(model, run)
+    except UserError as error:
+        if not tasks:
+            raise
+        say(f"validation left out: {error}")
+        result["validation"] = None
+    log_to_mlflow(run, result)
+    return result
+
+
+def log_to_mlflow(run: Path, result: Mapping[str, Any]) -> None:
+    """Add an evaluation's numbers to the run's MLflow run; one line on standard error where that fails."""
+    try:
+        config, _ = open_run_folder(run)
+        if config.track.uri is not None:
+            MlflowMirror(run, config).log_evaluation(flat_metrics(result), result["step"])
+    except Exception as error:  # tracking must never fail an evaluation, whatever a server or its client does
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        say(f"mlflow   not reached ({reason}); the results are in this output alone")
+
+
+def flat_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """An evaluation's numbers as `<task>_<metric>`."""
+    metrics = {
+        f"{task}_{metric}": value
+        for task, scores in result["results"].items()
+        for metric, value in scores.items()
+        if value is not None
+    }
+    if result["validation"] is not None:
+        metrics["validation_loss"] = result["validation"]["val_loss"]
+        metrics["validation_perplexity"] = result["validation"]["perplexity"]
+    return metrics
+
+
+def evaluation_text(result: Mapping[str, Any]) -> str:
+    """An evaluation as a table."""
+    rows = [
+        [task, metric, number(value), stderr(scores, metric)]
+        for task, scores in result["results"].items()
+        for metric, value in scores.items()
+        if "_stderr" not in metric
+    ]
+    if result["validation"] is not None:
+        rows.append(["validation", "loss", number(result["validation"]["val_loss"]), ""])
+        rows.append(["validation", "perplexity", number(result["validation"]["perplexity"]), ""])
+    return f"{result['checkpoint']}\n\n" + table(["task", "metric", "value", "stderr"], rows)
+
+
+def stderr(scores: Mapping[str, float | None], metric: str) -> str:
+    """The standard error beside a metric, or nothing; `acc.strict` has `acc_stderr.strict`."""
+    name, dot, kind = metric.partition(".")
+    value = scores.get(f"{name}_stderr{dot}{kind}")
+    return "" if value is None else number(value)
+
+
+def number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"

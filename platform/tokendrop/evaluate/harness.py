@@ -1,0 +1,191 @@
+"""lm-eval's tasks on a GPT of ours."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from math import isfinite
+from pathlib import Path
+from typing import Any, cast
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from tokendrop.data.tokenizer import END_OF_TEXT, end_of_text
+from tokendrop.errors import UserError
+from tokendrop.evaluate.bars import bars_on_terminals_alone
+from tokendrop.evaluate.load import load_run, locate
+from tokendrop.evaluate.scoring import score_continuations, write_greedily
+from tokendrop.evaluate.tasks import find_tasks
+from tokendrop.models.gpt import Gpt
+from tokendrop.train.checkpoint import read_meta
+from tokendrop.train.device import pick_device
+
+_BOOTSTRAP_DRAWS = 1000  # for the standard errors that have no closed form
+
+
+class GptLm(TemplateLM):
+    """A GPT as lm-eval wants a model; token dropping is off."""
+
+    max_gen_toks = 256  # of tasks that do not say; the same as in lm-eval's Hugging Face adapter
+    batch_size = 1  # lm-eval reports it; batches here are filled by tokens
+
+    def __init__(self, model: Gpt, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._model, self._bpe = model.eval(), tokenizer
+        self._device = model.tokens.weight.device
+        self.max_length = model.config.sequence_length
+
+    @property
+    def eot_token_id(self) -> int:
+        return end_of_text(self._bpe)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return self._bpe.encode(string, add_special_tokens=False).ids
+
+    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._bpe.decode(list(tokens), skip_special_tokens=skip_special_tokens)
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        """Each continuation's log-likelihood, nats, and whether greedy decoding would write it.
+
+        Raises:
+            UserError: a continuation has no token of its own, or more than the model takes.
+        """
+        for (context, continuation), _, tokens in requests:
+            if not 0 < len(tokens) <= self.max_length:
+                raise UserError(
+                    f"task: want choices of 1 to {self.max_length} tokens, found one of {len(tokens)}:"
+                    f" {continuation[:40]!r} after {context[-40:]!r}"
+                )
+        pairs = [(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        with tqdm(total=len(pairs), desc="log-likelihoods", disable=disable_tqdm) as bar:
+            return score_continuations(self._model, pairs, bar.update)
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Each text's log-likelihood, nats; each token scored once, in windows as long as the model takes."""
+        owners, windows = [], []
+        for number, request in enumerate(requests):
+            (text,) = request.args
+            for window in get_rolling_token_windows(
+                token_list=self.tok_encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            ):
+                owners.append(number)
+                windows.append((("", text), *make_disjoint_window(window)))
+        totals = [0.0] * len(requests)
+        scores = self._loglikelihood_tokens(windows, disable_tqdm)
+        for number, (logprob, _) in zip(owners, scores, strict=True):
+            totals[number] += logprob
+        return totals
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """What greedy decoding writes after each context, up to the first of the task's stop sequences.
+
+        Raises:
+            UserError: a task wants samples, or more tokens than the model takes.
+        """
+        contexts, stops, limits = [], [], []
+        for request in requests:
+            context, settings = cast(tuple[str, dict[str, Any]], request.args)
+            until, limit = self._generation_settings(settings)
+            limits.append(limit)
+            stops.append(handle_stop_sequences(until, eos=END_OF_TEXT))
+            tokens = self.tok_encode(context) or [self.eot_token_id]
+            contexts.append(tuple(tokens[-(self.max_length - limit) :]))
+
+        def is_done(number: int, written: tuple[int, ...]) -> bool:
+            if written[-1] == self.eot_token_id:
+                return True
+            text = self.tok_decode(written)
+            return any(stop in text for stop in stops[number] if stop)
+
+        with tqdm(total=len(contexts), desc="generations", disable=disable_tqdm) as bar:
+            written = write_greedily(self._model, contexts, limits, is_done, bar.update)
+        texts = map(self.tok_decode, written)
+        return [postprocess_generated_text(text, stop, None) for text, stop in zip(texts, stops, strict=True)]
+
+    def _generation_settings(self, settings: Mapping[str, Any]) -> tuple[list[str], int]:
+        """A task's stop sequences, and how many tokens it wants at most."""
+        normal = cast(dict[str, Any], normalize_gen_kwargs(dict(settings), self.max_gen_toks))
+        limit = normal["max_gen_toks"]
+        if normal["do_sample"]:
+            raise UserError("task: generation_kwargs: want do_sample: false, decoding is greedy here")
+        if not 0 < limit < self.max_length:
+            raise UserError(
+                f"task: generation_kwargs: max_gen_toks={limit} leaves no room for a context;"
+                f" this model takes {self.max_length} tokens"
+            )
+        return normal["until"], limit
+
+
+def evaluate_tasks(
+    path: Path, tasks: Sequence[str], include: Path | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """Run lm-eval's tasks on the model of a run or a checkpoint, with no token dropped.
+
+    Args:
+        path: a run folder, for its newest checkpoint, or a checkpoint.
+        tasks: names that lm-eval or the task files below `include` know, or paths of task files (.yaml).
+        include: a folder of task files.
+        limit: documents of each task; all when left out.
+    Returns:
+        `checkpoint`, `step`, `results` by task and metric, `versions` and `n_samples` by task; plain JSON.
+    Raises:
+        UserError: there is no such checkpoint, task or task data, or a task does not fit the model.
+    """
+    checkpoint, _ = locate(path)
+    model, tokenizer = load_run(path)
+    scores = run_tasks(model.to(pick_device()), tokenizer, tasks, include, limit)
+    return {"checkpoint": str(checkpoint), "step": read_meta(checkpoint)["step"], **scores}
+
+
+def run_tasks(
+    model: Gpt, tokenizer: Tokenizer, tasks: Sequence[str], include: Path | None, limit: int | None
+) -> dict[str, Any]:
+    """`results`, `versions` and `n_samples` of `evaluate_tasks`, for a model at hand."""
+    if limit is not None and limit < 1:
+        raise UserError(f"limit: want at least 1 document of each task, got {limit}")
+    # each draw of a forked pool would copy this process, model and all
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
+    with bars_on_terminals_alone(), redirect_stdout(sys.stderr):
+        manager, specs = find_tasks(tasks, include)
+        found = simple_evaluate(
+            model=GptLm(model, tokenizer),
+            tasks=list(specs),
+            task_manager=manager,
+            limit=limit,
+            bootstrap_iters=_BOOTSTRAP_DRAWS,
+            log_samples=False,
+        )
+    assert found is not None  # it is on processes of another rank only
+    found = cast(dict[str, Any], found)
+    return {
+        "results": {task: plain_metrics(metrics) for task, metrics in found["results"].items()},
+        "versions": dict(found["versions"]),
+        "n_samples": {task: counts["effective"] for task, counts in found["n-samples"].items()},
+    }
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """A task's numbers by metric, None for what is not finite, which JSON can't say.
+
+    lm-eval's `acc,none` is `acc` here, and `acc,strict` is `acc.strict`.
+    """
+    return {
+        name.removesuffix(",none").replace(",", "."): float(value) if isfinite(value) else None
+        for name, value in metrics.items()
+        if "," in name and isinstance(value, int | float)
+    }

@@ -1,0 +1,123 @@
+"""Log-likelihoods and greedy text of a GPT: equal inputs computed once, the head only where it is read."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tokendrop.models.gpt import Gpt
+
+# Dimensions: B rows of a batch, S tokens of its longest row, D width, N read positions, V vocabulary.
+
+Tokens = tuple[int, ...]
+Progress = Callable[[int], object]
+
+BATCH_TOKENS = 2**14  # tokens of one forward pass, padding included
+_LOGITS = 2**24  # logits held at once
+
+
+@torch.inference_mode()
+def score_continuations(
+    model: Gpt, pairs: Sequence[tuple[Tokens, Tokens]], progress: Progress, batch_tokens: int = BATCH_TOKENS
+) -> list[tuple[float, bool]]:
+    """How likely each continuation is after its context.
+
+    Args:
+        pairs: context and continuation, at least one token each; a context that is too long loses its head.
+        progress: told how many pairs were scored since it was told last.
+        batch_tokens: tokens of one forward pass, padding included; one row may have more.
+    Returns:
+        For each pair the log-likelihood, nats, and whether greedy decoding would write the continuation.
+    """
+    by_input: dict[Tokens, list[int]] = defaultdict(list)
+    for number, (context, continuation) in enumerate(pairs):
+        by_input[(context + continuation)[-model.config.sequence_length - 1 : -1]].append(number)
+    inputs = list(by_input)
+    scores: dict[int, tuple[float, bool]] = {}
+    for batch in batches([len(row) for row in inputs], batch_tokens):
+        rows = [inputs[i] for i in batch]
+        hidden_BSD = model.hidden(pad(rows, model))
+        asked = [(b, number) for b, row in enumerate(rows) for number in by_input[row]]
+        targets = [pairs[number][1] for _, number in asked]
+        read = [
+            hidden_BSD[b, len(rows[b]) - len(target) : len(rows[b])]
+            for (b, _), target in zip(asked, targets, strict=True)
+        ]
+        lengths = [len(target) for target in targets]
+        tokens = [token for target in targets for token in target]
+        logprobs_N, is_top_N = read_head(model, torch.cat(read), tokens)
+        parts = zip(asked, logprobs_N.split(lengths), is_top_N.split(lengths), strict=True)
+        scores |= {number: (float(logprobs.sum()), bool(top.all())) for (_, number), logprobs, top in parts}
+        progress(len(asked))
+    return [scores[number] for number in range(len(pairs))]
+
+
+def read_head(model: Gpt, hidden_ND: Tensor, tokens_N: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Log-probability of one token at each position, float64 (N), and whether it is the likeliest one."""
+    targets_N = torch.tensor(tokens_N, device=hidden_ND.device)
+    chunk = max(1, _LOGITS // model.config.vocab_size)
+    logprobs, is_top = [], []
+    for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
+        logits_NV = hidden @ model.tokens.weight.T
+        chosen = logits_NV.gather(1, targets[:, None])[:, 0]
+        logprobs.append((chosen - logits_NV.logsumexp(-1)).double())
+        is_top.append(logits_NV.argmax(-1) == targets)
+    return torch.cat(logprobs).cpu(), torch.cat(is_top).cpu()
+
+
+@torch.inference_mode()
+def write_greedily(
+    model: Gpt,
+    contexts: Sequence[Tokens],
+    limits: Sequence[int],
+    is_done: Callable[[int, Tokens], bool],
+    progress: Progress,
+) -> list[Tokens]:
+    """The likeliest token after each context, again and again.
+
+    The model keeps no keys and values, so each token costs a forward pass over all before it.
+
+    Args:
+        contexts: at least one token each; with what is written they must stay within the model's length.
+        limits: how many tokens to write after each, at least 1.
+        is_done: given a context's number and what was written after it, whether to stop before the limit.
+        progress: told how many contexts are done since it was told last.
+    Returns:
+        What was written after each context.
+    """
+    written: list[Tokens] = [()] * len(contexts)
+    lengths = [len(context) + limit for context, limit in zip(contexts, limits, strict=True)]
+    for active in batches(lengths, BATCH_TOKENS):
+        while active:
+            rows = [contexts[number] + written[number] for number in active]
+            for number, token in zip(active, next_tokens(model, rows), strict=True):
+                written[number] += (token,)
+            left = [n for n in active if len(written[n]) < limits[n] and not is_done(n, written[n])]
+            progress(len(active) - len(left))
+            active = left
+    return written
+
+
+def next_tokens(model: Gpt, rows: Sequence[Tokens]) -> list[int]:
+    """The likeliest next token of each row."""
+    hidden_BSD = model.hidden(pad(rows, model))
+    last_BD = torch.stack([hidden_BSD[b, len(row) - 1] for b, row in enumerate(rows)])
+    return (last_BD @ model.tokens.weight.T).argmax(-1).tolist()
+
+
+def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Numbers of rows of similar length, the longest first, as many as stay within the budget when padded."""
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    first = 0
+    while first < len(order):
+        count = max(1, batch_tokens // lengths[order[first]])
+        yield order[first : first + count]
+        first += count
+
+
+def pad(rows: Sequence[Tokens], model: Gpt) -> Tensor:
+    """Token ids (B, S), padded on the right: a causal model looks back alone, so no mask is needed."""
+    longest = max(map(len, rows))
+    padded = [row + (0,) * (longest - len(row)) for row in rows]
+    return torch.tensor(padded, device=model.tokens.weight.device)

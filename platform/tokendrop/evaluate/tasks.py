@@ -1,0 +1,88 @@
+"""lm-eval's tasks by name or by file, found and loaded without a network."""
+
+import os
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks.manager import TaskDict
+
+from tokendrop.errors import UserError
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+class Tasks(TaskManager):
+    """lm-eval's tasks; one that can't be loaded is the user's mistake."""
+
+    def load(self, task_list: Any) -> TaskDict:
+        """The tasks and groups of these names or files.
+
+        Raises:
+            UserError: a task file is wrong, or a task's data is not at hand.
+        """
+        try:
+            return super().load(task_list)
+        except Exception as error:  # whatever a task's YAML, its functions and the data's reader raise
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            offline = isinstance(error, ConnectionError) and os.environ.get("HF_HUB_OFFLINE") == "1"
+            hint = "; set HF_HUB_OFFLINE=0 to let lm-eval download what is not on this machine" if offline else ""
+            raise UserError(f"tasks: can't load {', '.join(map(str, task_list))} ({reason}){hint}") from None
+
+
+def find_tasks(tasks: Sequence[str], include: Path | None) -> tuple[Tasks, list[str]]:
+    """What loads the tasks, and their names as it knows them.
+
+    Args:
+        tasks: names, or paths of task files.
+        include: a folder of task files, each with its own `task:` name.
+    Raises:
+        UserError: a name, a file or the folder does not exist.
+    """
+    stay_offline()
+    if not tasks:
+        raise UserError("tasks: want at least one, such as --tasks lambada_openai,piqa")
+    if include is not None and not include.is_dir():
+        raise UserError(f"include: {include} is not a folder; want one that holds task files (.yaml)")
+    files = {task: Path(task).resolve() for task in tasks if task.endswith(_SUFFIXES)}
+    for file, path in files.items():
+        if not path.is_file():
+            raise UserError(f"tasks: there is no task file {file}")
+    groups = {file: name for file, path in files.items() if (name := group_name(path))}
+    # A task's file stands for itself; a group's members are found by name, beside it to begin with.
+    specs = [groups.get(task) or str(files.get(task, task)) for task in tasks]
+    names = [task for task in tasks if task not in files]
+    folders = [*({include} - {None}), *{files[file].parent for file in groups}]
+    # lm-eval's own tasks are 15,000 files, read in seconds, so they are left out where nobody asks for them.
+    # A group may name them in turn.
+    manager = Tasks(include_path=folders, include_defaults=False)
+    if groups or not set(names) <= {*manager.all_subtasks, *manager.all_tags}:
+        manager = Tasks(include_path=folders)
+    for name in names:
+        if name not in manager.task_index:
+            near = get_close_matches(name, manager.all_tasks, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "want a name that lm-eval knows, or a .yaml file"
+            raise UserError(f"tasks: unknown task {name!r}; {hint}")
+    return manager, specs
+
+
+def group_name(file: Path) -> str | None:
+    """The name in a task file that lists other tasks; None in one that is a task itself."""
+    found = re.search(r"^group: *(\S+)", file.read_text(errors="replace"), re.MULTILINE)
+    return found[1] if found else None
+
+
+def stay_offline() -> None:
+    """Look for task data on this machine alone, unless HF_HUB_OFFLINE says otherwise.
+
+    Both libraries read the variable once, when they are first imported, which may have been long ago.
+    """
+    if "HF_HUB_OFFLINE" not in os.environ:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
+        datasets.config.HF_HUB_OFFLINE = True  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,193 @@
+"""What is checked before a job is submitted: that everything it needs is uploaded, and nothing that is too much."""
+
+import glob
+import json
+import logging
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray._private.ray_constants import (
+    DASHBOARD_CLIENT_MAX_SIZE,
+    RAY_RUNTIME_ENV_IGNORE_GITIGNORE,
+    get_runtime_env_default_excludes,
+)
+from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.errors import UserError
+from tokendrop.render import say
+
+DRIVER = Path("jobs/run.py")
+LEFT_OUT = [".git", ".venv", "venv", "__pycache__"]
+MIB = 2**20
+
+_WARN_BYTES, _MOST_BYTES = 25 * MIB, DASHBOARD_CLIENT_MAX_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What Ray takes of a working folder: relative paths and their bytes."""
+
+    folder: Path
+    sizes: dict[Path, int]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def check_holds(self, path: str | Path, what: str) -> Path:
+        """`path` relative to the folder; raises UserError where it would not be on the cluster."""
+        inside = _relative(path, self.folder)
+        if inside is None:
+            raise UserError(f"{what} {path} lies outside of --working-dir {self.folder}, which is what is uploaded")
+        if inside not in self.sizes:
+            raise UserError(
+                f"{what} {path} is left out of the upload by a .gitignore or .rayignore in {self.folder}"
+                if (self.folder / inside).is_file()
+                else f"--working-dir {self.folder}: no {inside} in it; want a checkout of tokendrop"
+            )
+        return inside
+
+
+def list_upload(working_dir: str) -> Upload:
+    """The files that Ray would upload: by its own rules, .gitignore and .rayignore among them."""
+    folder = Path(os.path.abspath(working_dir))
+    if not folder.is_dir():
+        raise UserError(f"--working-dir {working_dir}: no such folder")
+    for name in (
+        "ray.dashboard.modules.dashboard_sdk",
+        "ray.dashboard.modules.job.sdk",
+        "ray._private.runtime_env.packaging",
+        "ray._private.runtime_env.working_dir",
+    ):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    sizes: dict[Path, int] = {}
+
+    def add(path: Path) -> None:
+        if path.is_file():
+            sizes[path.relative_to(folder)] = path.stat().st_size
+
+    _dir_travel(
+        folder,
+        [_get_excludes(folder, get_runtime_env_default_excludes() + LEFT_OUT)],
+        add,
+        include_gitignore=os.environ.get(RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1",
+    )
+    return Upload(folder, sizes)
+
+
+def check_job_files(job: str, upload: Upload) -> Path:
+    """The job file relative to the working folder; the file, its base and the driver must be uploaded."""
+    upload.check_holds(upload.folder / DRIVER, "the driver")
+    inside = upload.check_holds(job, "the job file")
+    base = yaml.safe_load(Path(job).read_text(encoding="utf-8")).get("base")
+    if base is not None:
+        upload.check_holds(Path(job).parent / base, f"{job}: base:")
+    return inside
+
+
+def check_size(upload: Upload) -> None:
+    """Raises UserError over what a dashboard takes; says so when it comes near."""
+    size = upload.size_bytes
+    if size < _WARN_BYTES:
+        return
+    heaviest = ", ".join(f"{path} ({size / MIB:.0f} MiB)" for path, size in heaviest_paths(upload.sizes))
+    if size >= _MOST_BYTES:
+        raise UserError(
+            f"--working-dir {upload.folder}: {size / MIB:.0f} MiB to upload, and Ray takes less than"
+            f" {_MOST_BYTES // MIB}; name what the job does not need in .gitignore or .rayignore: {heaviest}"
+        )
+    say(f"warning  {size / MIB:.0f} MiB to upload from {upload.folder}, most of it {heaviest}")
+
+
+def heaviest_paths(sizes: dict[Path, int], count: int = 3) -> list[tuple[Path, int]]:
+    """The files and folders that hold the most; one that makes up most of its parent stands for it."""
+    totals: Counter[Path] = Counter()
+    for path, size in sizes.items():
+        for part in (path, *path.parents[:-1]):
+            totals[part] += size
+    heaviest_child: dict[Path, int] = {}
+    for path, size in totals.items():
+        heaviest_child[path.parent] = max(size, heaviest_child.get(path.parent, 0))
+    named: list[tuple[Path, int]] = []
+    for path, size in totals.most_common():
+        overlaps = any(path.is_relative_to(other) or other.is_relative_to(path) for other, _ in named)
+        if len(named) < count and not overlaps and heaviest_child.get(path, 0) <= size / 2:
+            named.append((path, size))
+    return named
+
+
+def absolute_paths(config: ExperimentConfig, folder: Path) -> list[str]:
+    """Overrides by which the job reads and writes in the working folder, not in Ray's copy of it."""
+    overrides: list[str] = []
+
+    def override(key: str, value: Any) -> None:
+        overrides.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+
+    for key, path in _relative_paths(config).items():
+        if key == "track.uri":
+            override(key, f"sqlite:///{folder / path}")
+        else:
+            override(key, str(folder / path))
+    corpus = [
+        str(folder / entry) if entry != "python" and _is_relative(entry) else entry for entry in config.data.corpus
+    ]
+    if corpus != list(config.data.corpus):
+        override("data.corpus", corpus)
+    return overrides
+
+
+def check_corpus(config: ExperimentConfig, upload: Upload) -> None:
+    """Raises UserError where a relative path of the corpus, or the tokenizer, would not be on the cluster."""
+    named = [("data.corpus", entry) for entry in config.data.corpus if entry != "python"]
+    named += [("data.tokenizer", config.data.tokenizer)] if config.data.tokenizer else []
+    for key, entry in named:
+        if not _is_relative(entry):
+            continue
+        found = [Path(path) for path in glob.glob(str(upload.folder / entry), recursive=True)]
+        if not found:
+            raise UserError(f"{key}: no such file, folder or glob in {upload.folder}: {entry}")
+        for path in found:
+            inside = _relative(path, upload.folder)
+            if inside is None or not any(file.is_relative_to(inside) for file in upload.sizes):
+                raise UserError(
+                    f"{key}: {entry} would not be on the cluster: {path} is not part of the upload"
+                    " (.gitignore, .rayignore or outside of --working-dir); want a path or URI that every"
+                    " node reads"
+                )
+
+
+def warn_about_paths(config: ExperimentConfig) -> None:
+    """One line where results would be lost with the job's folder on the cluster."""
+    keys = [key for key in _relative_paths(config) if key != "data.tokenizer"]
+    if keys:
+        say(
+            f"warning  {', '.join(keys)}: relative, so they lie in the job's temporary folder on the cluster;"
+            " give paths that every node shares, such as runs_folder=/shared/runs"
+        )
+
+
+def _relative_paths(config: ExperimentConfig) -> dict[str, str]:
+    """Keys of single paths, the tracking database among them, that depend on the folder the job runs in."""
+    paths = {"runs_folder": config.runs_folder, "data.folder": config.data.folder}
+    if config.data.tokenizer:
+        paths["data.tokenizer"] = config.data.tokenizer
+    if config.track.uri and config.track.uri.startswith("sqlite:///"):
+        paths["track.uri"] = config.track.uri.removeprefix("sqlite:///")
+    return {key: path for key, path in paths.items() if _is_relative(path)}
+
+
+def _is_relative(path: str) -> bool:
+    return "://" not in path and not path.startswith(("/", "~"))
+
+
+def _relative(path: str | Path, folder: Path) -> Path | None:
+    """`path` below `folder`, as both are written or with links resolved; None where it lies outside."""
+    for resolve in (os.path.abspath, os.path.realpath):
+        if Path(resolve(path)).is_relative_to(resolve(folder)):
+            return Path(resolve(path)).relative_to(resolve(folder))
+    return None

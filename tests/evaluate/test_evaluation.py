@@ -1,0 +1,125 @@
+"""Whole evaluations: held-out loss, the command, and what MLflow is told."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+from torch.nn.functional import cross_entropy
+
+from tokendrop.cli import main
+from tokendrop.errors import UserError
+from tokendrop.evaluate.evaluation import evaluate_run
+from tokendrop.evaluate.load import load_run, locate
+from tokendrop.evaluate.perplexity import validation_perplexity
+from tokendrop.track.journal import METRICS
+from tokendrop.track.mlflow import MlflowMirror
+from tokendrop.track.run_folder import open_run_folder
+
+TASKS = Path(__file__).parent / "tasks"
+
+
+@pytest.fixture
+def own_run(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be changed; its token shards stay where they are."""
+    return shutil.copytree(tiny_run, tmp_path / "own")
+
+
+def test_held_out_loss_is_the_mean_over_every_token(tiny_run: Path):
+    _, data = open_run_folder(tiny_run)
+    with pa.ipc.open_file(str(data / "validation-00000.arrow")) as shard:
+        rows = torch.tensor(shard.get_batch(0).column(0).to_pylist())
+    model, _ = load_run(tiny_run)
+    with torch.no_grad():
+        expected = cross_entropy(model.logits(rows[:, :-1]).double().flatten(0, 1), rows[:, 1:].flatten())
+
+    result = validation_perplexity(tiny_run)
+
+    assert result["val_loss"] == pytest.approx(expected.item(), rel=1e-5)
+    assert result["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+    assert result["rows"] == len(rows) == 5
+
+
+def test_no_more_held_out_rows_are_read_than_the_job_says(own_run: Path):
+    change_job(own_run, "evaluate", sequences=2)
+
+    assert validation_perplexity(own_run)["rows"] == 2
+
+
+def test_the_command_prints_tasks_and_held_out_loss(tiny_run: Path, documents: Path, capsys):
+    command = ["evaluate", str(tiny_run), "--tasks", "tiny_choices", "--include", str(TASKS), "--limit", "4"]
+
+    main(command)
+    lines = capsys.readouterr().out.splitlines()
+    main([*command, "--json"])
+    result = json.loads(capsys.readouterr().out)
+
+    assert lines[0] == result["checkpoint"] == str(locate(tiny_run)[0])
+    assert lines[2].split() == ["task", "metric", "value", "stderr"]
+    scores, held_out = result["results"]["tiny_choices"], result["validation"]
+    assert [line.split() for line in lines[4:]] == [
+        ["tiny_choices", "acc", f"{scores['acc']:.4f}", f"{scores['acc_stderr']:.4f}"],
+        ["tiny_choices", "acc_norm", f"{scores['acc_norm']:.4f}", f"{scores['acc_norm_stderr']:.4f}"],
+        ["validation", "loss", f"{held_out['val_loss']:.4f}"],
+        ["validation", "perplexity", f"{held_out['perplexity']:.4f}"],
+    ]
+    assert held_out == validation_perplexity(tiny_run)
+    assert result["n_samples"] == {"tiny_choices": 4}
+
+
+def test_the_users_mistake_ends_the_command_with_one_line_and_2(tiny_run: Path, documents: Path, capsys):
+    for wrong in (["nowhere"], [str(tiny_run), "--tasks", "nowhere.yaml"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["evaluate", *wrong])
+        assert ended.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_without_its_token_shards_a_run_is_evaluated_on_tasks_alone(own_run: Path, documents: Path, capsys):
+    (own_run / "data.txt").write_text("/nowhere\n")
+
+    result = evaluate_run(own_run, ["tiny_last_word"], TASKS)
+
+    assert result["validation"] is None
+    assert set(result["results"]) == {"tiny_last_word"}
+    assert "validation left out: /nowhere/manifest.json" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"/nowhere/manifest\.json"):
+        evaluate_run(own_run, [])
+
+
+def test_mlflow_gets_the_numbers_at_the_checkpoints_step(own_run: Path, documents: Path):
+    uri = f"sqlite:///{documents}/mlflow.db"
+    change_job(own_run, "track", uri=uri)
+    (own_run / METRICS).touch()
+
+    result = evaluate_run(own_run, ["tiny_choices"], TASKS)
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    run_id = MlflowMirror(own_run, open_run_folder(own_run)[0]).run_id
+    logged = client.get_run(run_id).data.metrics
+    assert logged["eval/tiny_choices_acc"] == result["results"]["tiny_choices"]["acc"]
+    assert logged["eval/validation_loss"] == pytest.approx(result["validation"]["val_loss"])
+    assert logged["eval/validation_perplexity"] == pytest.approx(result["validation"]["perplexity"])
+    assert [point.step for point in client.get_metric_history(run_id, "eval/tiny_choices_acc")] == [7]
+
+
+def test_an_mlflow_that_is_away_costs_one_line_and_nothing_else(own_run: Path, tiny_run: Path, capsys):
+    change_job(own_run, "track", uri="http://127.0.0.1:9")
+
+    result = evaluate_run(own_run, [])
+
+    assert result["validation"] == validation_perplexity(tiny_run)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mlflow   not reached")
+
+
+def change_job(run: Path, branch: str, **changes: object) -> None:
+    job = yaml.safe_load((run / "job.yaml").read_text())
+    job[branch] |= changes
+    (run / "job.yaml").write_text(yaml.safe_dump(job))

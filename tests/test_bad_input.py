@@ -1,0 +1,272 @@
+"""What the user wrote is wrong: a command says where in one line, and leaves nothing behind."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from tokenizers import Tokenizer, models
+
+from corpora import byte_tokenizer, documents, json_lines, tiny_job, write_corpus
+from tokendrop.cli import main
+
+GOOD = json_lines(documents(80))
+
+
+@pytest.fixture
+def job(tmp_path) -> Path:
+    """A job that would train on a good corpus."""
+    return tiny_job(tmp_path, [write_corpus(tmp_path / "good.jsonl", documents(80))])
+
+
+@pytest.fixture
+def complaint(capfd):
+    """What a command says when it ends with exit code 2, after `tokendrop: `."""
+
+    def said(*arguments: object) -> str:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert end.value.code == 2, err
+        assert out == ""
+        assert err.count("\n") == 1, err
+        line = err.removesuffix("\n")
+        assert line.startswith("tokendrop: ")
+        return line.removeprefix("tokendrop: ")
+
+    return said
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Everything below `folder`/runs but the emptied data folder itself."""
+    return [str(path) for path in (folder / "runs").rglob("*") if path != folder / "runs" / "data"]
+
+
+# --- the job ---
+
+JOB_MISTAKES = {
+    "train.globl_batch=4": r"job\.yaml: train\.globl_batch: unknown key; did you mean 'global_batch'\?",
+    "model.width=wide": r"model\.width: want a whole number, got 'wide'",
+    "data.corpus=good.jsonl": r"data\.corpus: want a list, got 'good\.jsonl'",
+    "data.corpus=[]": r"data: corpus: want at least one file",
+    "data.validation_share=1.5": r"want 0 < validation_share < 1, got 1\.5",
+    "drop={method: random_ltd, schedule: {kind: constant, kept: 64}}": r"drop\.schedule: .*64.*32",
+    "train.micro_batch=3": r"global batch 4 must be a multiple of micro batch 3",
+    "scaling.workers=3": r"global batch 4 must be a multiple of micro batch 2 x 3 workers",
+    "model.kind=bert": r"model\.kind: 'bert' can be planned but not trained yet; want 'gpt'",
+}
+
+
+@pytest.mark.parametrize("override", JOB_MISTAKES)
+def test_a_mistake_in_a_job_is_named_by_its_key(tmp_path, job, complaint, override):
+    assert re.search(JOB_MISTAKES[override], complaint("train", job, override))
+    assert left_behind(tmp_path) == []
+
+
+def test_a_kind_of_model_that_does_not_train_yet_can_be_planned(job, capsys):
+    main(["plan", str(job), "model.kind=bert", "--json"])
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
+
+
+# --- the corpus ---
+
+
+def parquet(**columns: list[str]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+CORPUS_MISTAKES: dict[str, tuple[str, bytes, str]] = {
+    "an empty file": ("c.jsonl", b"", r"data\.corpus: it holds no text"),
+    "an empty text file": ("c.txt", b"", r"data\.corpus: it holds no text"),
+    "blank lines alone": ("c.jsonl", b"\n \n\r\n", r"data\.corpus: it holds no text"),
+    "empty documents alone": ("c.jsonl", json_lines([""] * 500), r"data\.corpus: it holds no text"),
+    "less than a row of text": ("c.txt", b"a few words", r"data\.corpus: \d+ tokens .* want more text"),
+    "a .zst cut short": (
+        "c.jsonl.zst",
+        zstandard.compress(GOOD)[:-9],
+        r"FILE: can't read this file, .*cut short.*Truncated",
+    ),
+    "random bytes named .zst": (
+        "c.jsonl.zst",
+        bytes(range(256)),
+        r"FILE: can't read this file, it is damaged",
+    ),
+    "random bytes named .gz": ("c.jsonl.gz", bytes(range(256)), r"FILE: can't read this file, it is damaged"),
+    "random bytes named .parquet": (
+        "c.parquet",
+        bytes(range(256)),
+        r"FILE: can't read this file, it is damaged",
+    ),
+    "a line that is not UTF-8": (
+        "c.jsonl",
+        GOOD + b'{"text": "caf\xe9"}\n',
+        r"FILE:81: not valid UTF-8 \(byte 14 of the line\)",
+    ),
+    "a text that is not UTF-8": ("c.txt", b"one\ncaf\xe9\n", r"FILE:2: not valid UTF-8"),
+    "a line that is not JSON": ("c.jsonl", GOOD + b"{text: 1}\n" + GOOD, r"FILE:81: not valid JSON"),
+    "a line without text": (
+        "c.jsonl",
+        GOOD + b'{"content": "x"}\n',
+        r"FILE:81: want a JSON object with text in 'text' \(data\.text_key\)",
+    ),
+    "half of a character": ("c.jsonl", GOOD + b'{"text": "\\ud800"}\n', r"FILE:81: \\ud800 is half of"),
+    "a Parquet file without the column": (
+        "c.parquet",
+        parquet(content=["a"], url=["b"]),
+        r"FILE: no column 'text' \(data\.text_key\), it has content, url",
+    ),
+}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("learned", [True, False], ids=["learned vocabulary", "given tokenizer"])
+@pytest.mark.parametrize("mistake", CORPUS_MISTAKES)
+def test_a_mistake_in_a_corpus_is_named_by_its_file(tmp_path, ray_cluster, complaint, mistake, learned):
+    name, content, expected = CORPUS_MISTAKES[mistake]
+    corpus = tmp_path / name
+    corpus.write_bytes(content)
+    tokenizer = None if learned else str(byte_tokenizer(tmp_path / "tokenizer.json"))
+    job = tiny_job(tmp_path, [corpus], data={"tokenizer": tokenizer})
+    assert re.match(expected.replace("FILE", re.escape(str(corpus))), complaint("train", job))
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("entry", ["missing.jsonl", "*.parquet", "nothing://x/y.jsonl", "notes.md"])
+def test_a_corpus_that_is_not_there_is_named(tmp_path, ray_cluster, complaint, entry):
+    (tmp_path / "notes.md").write_text("notes")
+    path = entry if "://" in entry else str(tmp_path / entry)
+    said = complaint("train", tiny_job(tmp_path, [path]))
+    assert said.startswith("data.corpus: ")
+    assert path in said
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("share", "split", "remedy"), [(1e-6, "validation", "more"), (0.999999, "train", "less")])
+def test_a_split_without_a_row_says_which_way_to_turn_the_share(
+    tmp_path, ray_cluster, job, complaint, share, split, remedy
+):
+    said = complaint("train", job, f"data.validation_share={share}")
+    assert re.search(rf"80 documents make no {split} row of 33 tokens; .* data\.validation_share {remedy} than", said)
+    assert left_behind(tmp_path) == []
+
+
+# --- the tokenizer ---
+
+
+def words_alone(path: Path) -> None:
+    """A tokenizer that knows two words and has nothing for the others."""
+    tokenizer = Tokenizer(models.WordLevel({"the": 0, "of": 1}, unk_token="none"))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(path))
+
+
+TOKENIZER_MISTAKES = {
+    "missing": (lambda path: None, r"data\.tokenizer: can't read FILE \(No such file"),
+    "a folder": (Path.mkdir, r"data\.tokenizer: can't read FILE \(Is a directory"),
+    "empty": (
+        lambda path: path.write_text(""),
+        r"data\.tokenizer: can't read FILE \(.*; want a tokenizer\.json",
+    ),
+    "garbage": (lambda path: path.write_bytes(bytes(range(256))), r"data\.tokenizer: can't read FILE \("),
+    "other JSON": (lambda path: path.write_text('{"a":\n1}'), r"data\.tokenizer: can't read FILE \("),
+    "no end of text": (
+        lambda path: byte_tokenizer(path, end_of_text="</s>"),
+        r"data\.tokenizer: FILE has no token <\|endoftext\|>",
+    ),
+    "too small for the text": (words_alone, r"data\.tokenizer: it can't take this corpus \("),
+}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("mistake", TOKENIZER_MISTAKES)
+def test_a_mistake_in_a_tokenizer_is_named(tmp_path, ray_cluster, job, complaint, mistake):
+    write, expected = TOKENIZER_MISTAKES[mistake]
+    path = tmp_path / "tokenizer.json"
+    write(path)
+    said = complaint("train", job, f"data.tokenizer={path}")
+    assert re.match(expected.replace("FILE", re.escape(str(path))), said)
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_vocabulary_over_the_models_is_named_before_anything_is_packed(
+    tmp_path, ray_cluster, job, complaint, monkeypatch, learned
+):
+    monkeypatch.setattr("tokendrop.data.pipeline.tokenized", None)
+    given = [] if learned else [f"data.tokenizer={byte_tokenizer(tmp_path / 'tokenizer.json')}"]
+    said = complaint("train", job, "model.vocab_size=256", *given)
+    assert re.match(r"model\.vocab_size: want at least the tokenizer's \d+ tokens, got 256", said)
+    assert left_behind(tmp_path) == []
+
+
+# --- the run ---
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("resource", ["cpu", "gpu"])
+def test_more_workers_than_the_cluster_could_hold_are_refused(tmp_path, ray_cluster, job, complaint, resource):
+    said = complaint("train", job, f"scaling.{resource}s_per_worker=1000")
+    assert re.match(rf"scaling: 1 workers want 1000 {resource.upper()}s, this cluster has \d", said)
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.ray
+def test_a_checkpoint_of_another_model_is_named_by_the_key_that_differs(tmp_path, ray_cluster, job, complaint):
+    main(["train", str(job)])
+    (run,) = (tmp_path / "runs").glob("tiny-*")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    for changes, key in ((["model.width=64"], "width"), (["model.layers=3"], "layers")):
+        said = complaint("train", job, "--resume", run, *changes)
+        assert re.match(rf"{run}/checkpoints/step_0*2: a checkpoint of another model: model\.{key} is ", said)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+@pytest.mark.parametrize("with_job", [True, False])
+def test_a_folder_that_is_no_run_can_not_be_resumed(tmp_path, job, complaint, with_job):
+    for folder in (tmp_path, tmp_path / "missing"):
+        said = complaint("train", *([job] if with_job else []), "--resume", folder)
+        assert said.startswith(f"{folder}: not a run folder")
+    assert left_behind(tmp_path) == []
+
+
+# --- the real command line ---
+
+
+@pytest.mark.parametrize(
+    ("command", "mistake"),
+    [("plan", None), ("prepare", "a .zst cut short"), ("train", "a line without text")],
+)
+def test_the_command_alone_exits_with_2_and_one_line(tmp_path, job, command, mistake):
+    arguments, expected = ["train.globl_batch=4"], r".*train\.globl_batch: unknown key"
+    if mistake:
+        name, content, said = CORPUS_MISTAKES[mistake]
+        (tmp_path / name).write_bytes(content)
+        tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+        arguments = [f"data.corpus=[{tmp_path / name}]", f"data.tokenizer={tokenizer}"]
+        expected = said.replace("FILE", re.escape(str(tmp_path / name)))
+    ended = subprocess.run(
+        [sys.executable, "-m", "tokendrop", command, str(job), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    assert re.fullmatch(f"tokendrop: {expected}.*\n", ended.stderr)
+    assert left_behind(tmp_path) == []
