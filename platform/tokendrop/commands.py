@@ -4,6 +4,7 @@ Heavy libraries are imported where they are used, so that `plan` and `--help` an
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -156,7 +157,9 @@ def export(options: argparse.Namespace) -> None:
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Raises UserError where an import finds that a package of one of our extras is missing."""
+    """Around imports: UserError where a package of one of our extras is missing; bars on terminals alone."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # tqdm reads it when it is imported
     try:
         yield
     except ModuleNotFoundError as error:

@@ -59,7 +59,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def count(number: float) -> str:
     """1234567 as 1.23M."""
-    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    units = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    for size, unit in units:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:g}"
@@ -98,9 +99,18 @@ def plan_result(plan: RunPlan) -> dict[str, Any]:
 
 def plan_text(name: str, plan: RunPlan) -> str:
     """A plan as people read it."""
+    rows = _segment_rows(plan)
+    if len(rows) > _MOST_ROWS:
+        half = _MOST_ROWS // 2
+        rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", "", "", "", "", ""], *rows[-half:]]
+    header = ["steps", "kept length", "workers", "accumulation", "lr at the end", "saved by then"]
+    return "\n".join(f"{key:<14} {value}" for key, value in _facts(name, plan)) + "\n\n" + table(header, rows)
+
+
+def _facts(name: str, plan: RunPlan) -> list[tuple[str, str]]:
     shape, batch, rate = plan.shape, plan.batch, plan.learning_rate
     unit = "steps" if plan.lr_clock == "step" else "layer tokens"
-    facts = [
+    return [
         (
             "run",
             f"{name}: {plan.steps:,} steps of {batch.global_batch} x {shape.sequence_length} tokens,"
@@ -123,7 +133,10 @@ def plan_text(name: str, plan: RunPlan) -> str:
             f" ({plan.warmup_steps():,} steps), decay {count(rate.decay_length)} {unit}",
         ),
     ]
-    rows = [
+
+
+def _segment_rows(plan: RunPlan) -> list[list[str]]:
+    return [
         [
             f"{s.start:,}-{s.stop:,}",
             f"{s.kept_length}",
@@ -134,11 +147,6 @@ def plan_text(name: str, plan: RunPlan) -> str:
         ]
         for s in plan.segments
     ]
-    if len(rows) > _MOST_ROWS:
-        half = _MOST_ROWS // 2
-        rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", "", "", "", "", ""], *rows[-half:]]
-    header = ["steps", "kept length", "workers", "accumulation", "lr at the end", "saved by then"]
-    return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
 
 
 def comparison_text(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:

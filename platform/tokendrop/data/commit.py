@@ -22,7 +22,7 @@ def appearing(folder: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"data.folder: can't write below {folder.parent} ({error.strerror})") from None
+        raise UserError(f"{folder}: can't make this folder ({error.strerror or error})") from None
     try:
         yield partial
         try:

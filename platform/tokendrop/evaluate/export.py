@@ -1,9 +1,6 @@
 """A checkpoint as a Hugging Face GPT-2, to be used without us."""
 
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,9 +9,9 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tokendrop.config.model import GptConfig
+from tokendrop.data.commit import appearing
 from tokendrop.data.tokenizer import END_OF_TEXT, end_of_text
 from tokendrop.errors import UserError
-from tokendrop.evaluate.bars import bars_on_terminals_alone
 from tokendrop.evaluate.load import load_run
 from tokendrop.models.gpt import Gpt
 
@@ -45,7 +42,7 @@ def export_checkpoint(path: Path, to: Path) -> Path:
     model, tokenizer = load_run(path)
     if model.positions is None:
         raise UserError(f"{path}: this model has rotary positions and GPT-2 has none; want model.positions: learned")
-    with whole_folder(to) as partial, bars_on_terminals_alone():
+    with appearing(to) as partial:
         as_gpt2(model, end_of_text(tokenizer)).save_pretrained(partial)
         as_fast_tokenizer(tokenizer, model.config).save_pretrained(partial)
         for weights in partial.glob("*.safetensors"):  # its writer keeps everybody else from reading
@@ -124,19 +121,3 @@ def check_free(to: Path) -> None:
         return
     if to.exists():
         raise UserError(f"{to}: something is there already; want a new or an empty folder")
-
-
-@contextmanager
-def whole_folder(to: Path) -> Iterator[Path]:
-    """A folder beside `to` to write into; it becomes `to` when the block ends well, else it goes."""
-    partial = to.with_name(f"{to.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{to}: can't make this folder ({error.strerror or error})") from None
-    try:
-        yield partial
-        partial.rename(to)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

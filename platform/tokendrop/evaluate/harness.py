@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from tokendrop.data.tokenizer import END_OF_TEXT, end_of_text
 from tokendrop.errors import UserError
-from tokendrop.evaluate.bars import bars_on_terminals_alone
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.evaluate.scoring import score_continuations, write_greedily
 from tokendrop.evaluate.tasks import find_tasks
@@ -160,7 +159,7 @@ def run_tasks(
         raise UserError(f"limit: want at least 1 document of each task, got {limit}")
     # each draw of a forked pool would copy this process, model and all
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
-    with bars_on_terminals_alone(), redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr):
         manager, specs = find_tasks(tasks, include)
         found = simple_evaluate(
             model=GptLm(model, tokenizer),
