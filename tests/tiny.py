@@ -1,9 +1,16 @@
-"""Models small enough to test in milliseconds."""
+"""Models, batches and runs small enough to test in milliseconds."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import build
 from tokendrop.config.model import GptConfig
+from tokendrop.models.batch import Batch
 from tokendrop.models.gpt import Gpt
 
 SEED = 1234
@@ -46,3 +53,54 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], *, tolerance: float 
     assert a.keys() == b.keys()
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def experiment(**changes: object) -> ExperimentConfig:
+    """A run of 6 steps that drops tokens; `changes` are dotted keys with `__` for the dots."""
+    tree: dict[str, Any] = {
+        "name": "tiny",
+        "model": {"kind": "gpt", "layers": 4, "width": 16, "heads": 2, "sequence_length": TOKENS, "vocab_size": 50},
+        "data": {"corpus": ["unused"]},
+        "train": {
+            "length": "6 steps",
+            "global_batch": 8,
+            "micro_batch": 4,
+            "peak_lr": 0.01,
+            "warmup": "2 steps",
+            "lr_clock": "layer_token",
+            "precision": "fp64",
+        },
+        "drop": {"method": "random_ltd", "schedule": {"kind": "linear", "start": 4, "until": "80%", "increment": 3}},
+        "checkpoint": {"every": "2 steps"},
+        "evaluate": {"every": "3 steps"},
+    }
+    for dotted, value in changes.items():
+        *branches, leaf = dotted.split("__")
+        branch = tree
+        for key in branches:
+            branch = branch.setdefault(key, {})
+        branch[leaf] = value
+    return build(ExperimentConfig, tree, "")
+
+
+class Rows:
+    """`Batches` of random tokens: a row is a function of its sample id, which is its place in the run."""
+
+    def __init__(self, config: ExperimentConfig, *, world_size: int = 1, rank: int = 0) -> None:
+        self.split = replace(config.plan().batch, world_size=world_size)
+        self.rank = rank
+
+    def of_step(self, step: int) -> Iterator[Batch]:
+        for number in self.split.micro_batches(self.rank):
+            first = step * self.split.global_batch + number * self.split.micro_batch
+            yield rows_of(range(first, first + self.split.micro_batch), number=number)
+
+    def validation(self) -> list[Batch]:
+        return [rows_of(range(10**6, 10**6 + self.split.micro_batch))]
+
+
+def rows_of(sample_ids: range, *, number: int = 0) -> Batch:
+    rows = torch.cat([torch.cat(token_rows(1, seed=sample), dim=0)[None] for sample in sample_ids])
+    return Batch(
+        input_ids_BS=rows[:, 0], labels_BS=rows[:, 1], sample_ids_B=torch.tensor(list(sample_ids)), number=number
+    )

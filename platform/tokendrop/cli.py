@@ -1,6 +1,7 @@
 """The command `tokendrop`: what the user may type."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,9 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     try:
         options.run(options)
+        sys.stdout.flush()
     except UserError as error:
         print(f"tokendrop: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # whoever read the output, `| head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("tokendrop: stopped", file=sys.stderr)
         sys.exit(130)

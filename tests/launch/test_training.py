@@ -88,6 +88,12 @@ def test_world_size_does_not_show_in_samples_or_losses(job: Path) -> None:
     assert_ledger_is_exact(alone)
 
 
+def test_rows_streamed_by_ray_data_are_the_rows_mapped_from_shards(job: Path) -> None:
+    mapped, streamed = trained(job), trained(job, "data.reader=ray_data", "scaling.workers=2")
+    np.testing.assert_allclose(losses(streamed), losses(mapped), rtol=FLOAT64)
+    assert_ledger_is_exact(streamed)
+
+
 def kill_at(runs: Path, step: int, victims: list[int]) -> None:
     """SIGKILL rank 0 of the run below `runs` as soon as it has done `step`."""
     while not list(runs.glob("*/metrics.jsonl")):
@@ -124,7 +130,7 @@ def test_a_run_goes_on_where_it_stopped_at_another_world_size(job: Path) -> None
     whole = trained(job, "checkpoint.keep=9")
     forget_after(whole, step=6)
     before = losses(whole)
-    result = run_training(config_of(job, "scaling.workers=2"), resume=whole)
+    result = run_training(config_of(job, "scaling.workers=2", "data.reader=ray_data"), resume=whole)
     assert result["steps"] == 12
     assert result["resizes"] == 1
     np.testing.assert_allclose(losses(whole), before, rtol=FLOAT64)

@@ -141,7 +141,7 @@ def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
     folder, config = run_folder(tmp_path, uri)
     train_on(folder, range(1, 9), commit=8)
     mirror = MlflowMirror(folder, config)
-    with pytest.raises(Exception, match="refused|Max retries"):
+    with pytest.raises(Exception, match=r"refused|Max retries"):
         mirror.sync("FINISHED")
     with server(tmp_path, port):
         late = MlflowMirror(folder, config)

@@ -1,7 +1,7 @@
 """`tokendrop bench step`: step time by kept length beside the FLOPs, and a plain GPT-2 beside our baseline."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -54,22 +54,27 @@ def bench_step(
         warm_up()
     seconds = interleave(cases, rounds=rounds, say=say)
 
-    full, dropped = seconds["1/1"], config.layers - 2
-    flops = {name: config.shape.flops(kept=kept, dropped_layers=dropped) for name, kept in lengths.items()}
-    figures: dict[str, Any] = {}
-    for name, share in zip(lengths, _SHARES, strict=True):
-        figures[f"step_ms_at_1/{share}"] = figure([s * 1e3 for s in seconds[name]], "ms")
-        figures[f"time_ratio_at_1/{share}"] = figure(ratios(seconds[name], full), "x full")
-        figures[f"flops_ratio_at_1/{share}"] = figure([flops[name] / flops["1/1"]], "x full")
-    quarter = flops["1/4"] / flops["1/1"]
-    figures["time_over_flops_at_quarter"] = figure([r / quarter for r in ratios(seconds["1/4"], full)], "x")
-    tokens = micro_batch * config.sequence_length
-    figures["tokens_per_s_full"] = figure([tokens / s for s in full], "tokens/s")
-    figures["plain_gpt2_over_ours"] = figure(ratios(seconds["plain"], full), "x time")
+    figures = _figures(seconds, config, lengths)
+    figures["tokens_per_s_full"] = figure([batch.input_ids_BS.numel() / s for s in seconds["1/1"]], "tokens/s")
     precision_name = "bf16" if dtype == torch.bfloat16 else "fp32"
     command = f"tokendrop bench step --micro-batch {micro_batch} --precision {precision_name} --rounds {rounds}"
     command += f" --preset {preset}" if preset else ""
     return bench_result("step", figures, command + (" --compile" if compiled else ""))
+
+
+def _figures(seconds: Mapping[str, list[float]], config: GptConfig, lengths: Mapping[str, int]) -> dict[str, Any]:
+    """Step times and their ratios to the full length, beside those of the FLOPs."""
+    full, dropped = seconds["1/1"], config.layers - 2
+    flops = {name: config.shape.flops(kept=kept, dropped_layers=dropped) for name, kept in lengths.items()}
+    figures: dict[str, Any] = {}
+    for name in lengths:
+        figures[f"step_ms_at_{name}"] = figure([s * 1e3 for s in seconds[name]], "ms")
+        figures[f"time_ratio_at_{name}"] = figure(ratios(seconds[name], full), "x full")
+        figures[f"flops_ratio_at_{name}"] = figure([flops[name] / flops["1/1"]], "x full")
+    quarter = flops["1/4"] / flops["1/1"]
+    figures["time_over_flops_at_quarter"] = figure([r / quarter for r in ratios(seconds["1/4"], full)], "x")
+    figures["plain_gpt2_over_ours"] = figure(ratios(seconds["plain"], full), "x time")
+    return figures
 
 
 def _our_step(engine: Engine, dropping: Dropping, batch: Batch, *, kept_length: int) -> float:

@@ -1,6 +1,7 @@
 """Where text comes from and how it becomes rows of tokens."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class DataConfig:
     """Share of the documents held out, chosen by a hash of their text."""
     rows_per_shard: int = 4096
     """Rows of sequence_length + 1 tokens in one token shard."""
+    reader: Literal["memory_map", "ray_data"] = "memory_map"
+    """How workers read token shards: mapped from the shared folder, or streamed to them by Ray Data."""
     folder: str = "runs/data"
     """Prepared token shards are kept below this folder, one folder a corpus, and used again."""
 

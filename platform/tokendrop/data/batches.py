@@ -1,15 +1,25 @@
 """A worker's micro batches: rows found by arithmetic from the step, whatever the world size."""
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tokendrop.data.order import sample_ids
-from tokendrop.data.shards import Rows
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.batch import BatchSplit
+
+
+class RowSource(Protocol):
+    """Rows of one split by number."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows by number, (len(rows), sequence_length + 1)."""
+        ...
 
 
 class RowBatches:
@@ -18,8 +28,8 @@ class RowBatches:
     def __init__(
         self,
         *,
-        train: Rows,
-        validation: Rows,
+        train: RowSource,
+        validation: RowSource,
         split: BatchSplit,
         rank: int,
         seed: int,
@@ -41,7 +51,7 @@ class RowBatches:
     def validation(self) -> Sequence[Batch]:
         return self.held_out
 
-    def _held_out(self, rows: Rows, wanted: int) -> list[Batch]:
+    def _held_out(self, rows: RowSource, wanted: int) -> list[Batch]:
         """The first held-out rows in micro batches of one size, shared out as those of a step are.
 
         So all workers together read the same rows whatever their number, and each reads as many. Where fewer

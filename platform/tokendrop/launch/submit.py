@@ -23,6 +23,7 @@ from tokendrop.launch.preflight import (
     DRIVER,
     LEFT_OUT,
     MIB,
+    Upload,
     absolute_paths,
     check_corpus,
     check_job_files,
@@ -69,29 +70,10 @@ def submit(
         check_corpus(config, upload)
         warn_about_paths(config)
 
-    command = [
-        python,
-        str(DRIVER),
-        "train",
-        job_inside.as_posix(),
-        *overrides,
-        *(["--json"] if as_json else []),
-    ]
+    command = [python, str(DRIVER), "train", job_inside.as_posix(), *overrides, *(["--json"] if as_json else [])]
     say(f"upload   {upload.size_bytes / MIB:.1f} MiB of {upload.folder}")
     try:
-        job_id = client.submit_job(
-            entrypoint=shlex.join(command),
-            runtime_env={
-                "working_dir": str(upload.folder),
-                "excludes": LEFT_OUT,
-                # Ray's SIGTERM after 3 s of grace would leave MLflow's run open
-                "env_vars": {
-                    "RAY_JOB_STOP_SIGNAL": "SIGINT",
-                    "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_TIMEOUT_S),
-                },
-            },
-            metadata={"job_name": config.name},
-        )
+        job_id = hand_over(client, config.name, shlex.join(command), upload)
     except (RuntimeError, requests.RequestException) as error:
         say(f"tokendrop: {address} did not take the job: {_last_line(error)}")
         return {"job": None, "address": address, "status": "REFUSED", "exit_code": 1, "result": None}
@@ -100,6 +82,17 @@ def submit(
         return {"job": job_id, "address": address, **follow(client, job_id, address, as_json=as_json)}
     say(f"follow   ray job logs --follow {job_id} --address {address}")
     return {"job": job_id, "address": address, "status": "SUBMITTED", "exit_code": None, "result": None}
+
+
+def hand_over(client: JobSubmissionClient, name: str, entrypoint: str, upload: Upload) -> str:
+    """Upload the working folder and start the job; Ray's id of it."""
+    # Ray's SIGTERM after 3 s of grace would leave MLflow's run open
+    stopping = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_TIMEOUT_S)}
+    return client.submit_job(
+        entrypoint=entrypoint,
+        runtime_env={"working_dir": str(upload.folder), "excludes": LEFT_OUT, "env_vars": stopping},
+        metadata={"job_name": name},
+    )
 
 
 def connect_dashboard(address: str | None) -> tuple[JobSubmissionClient, str]:

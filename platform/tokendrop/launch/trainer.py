@@ -5,13 +5,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import ray.data
 import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.pipeline import prepare
+from tokendrop.data.shards import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
+from tokendrop.launch.stream import STREAM, RowStreams, StreamedRows
 from tokendrop.launch.watch import Watcher, prepare_line
 from tokendrop.launch.worker import WorkerTask, run_worker
 from tokendrop.models.build import check_trainable
@@ -61,6 +64,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
 def _trainer(task: WorkerTask) -> TorchTrainer:
     scaling = task.config.scaling
     on_gpus = scaling.gpus_per_worker > 0
+    streamed = task.config.data.reader == "ray_data"
     return TorchTrainer(
         _train_loop,
         train_loop_config={"task": task},
@@ -76,15 +80,28 @@ def _trainer(task: WorkerTask) -> TorchTrainer:
             storage_path=str(task.run),
             failure_config=ray.train.FailureConfig(max_failures=scaling.max_restarts),
         ),
+        # RowStreams makes the streams; Ray Train asks it for them only where there is a dataset
+        datasets={STREAM: ray.data.range(1)} if streamed else None,
+        dataset_config=RowStreams(task) if streamed else None,
     )
 
 
 def _train_loop(settings: dict[str, Any]) -> None:
     task: WorkerTask = settings["task"]
     try:
-        run_worker(task, local_rank=ray.train.get_context().get_local_rank())
+        run_worker(task, local_rank=ray.train.get_context().get_local_rank(), train_rows=_streamed_rows(task))
     except UserError as mistake:  # left for the driver; raised here, Ray would try it again
         (task.run / _MISTAKE).write_text(str(mistake))
+
+
+def _streamed_rows(task: WorkerTask) -> StreamedRows | None:
+    """This rank's stream of rows, where the job asks for one."""
+    if task.config.data.reader != "ray_data":
+        return None
+    rows = sum(shard.rows for shard in read_manifest(task.data).train)
+    stream = ray.train.get_dataset_shard(STREAM)
+    assert stream is not None
+    return StreamedRows(stream, rows=rows, micro_batch=task.config.train.micro_batch)
 
 
 def raise_mistake(run: Path) -> None:

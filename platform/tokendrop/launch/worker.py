@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.batches import RowBatches
+from tokendrop.data.batches import RowBatches, RowSource
 from tokendrop.data.shards import Rows, read_manifest
-from tokendrop.method import attach
+from tokendrop.method import Dropping, attach
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal
 from tokendrop.track.run_folder import CHECKPOINTS
@@ -29,23 +29,17 @@ class WorkerTask:
     data: Path
 
 
-def run_worker(task: WorkerTask, *, local_rank: int = 0) -> None:
-    """Train as one worker of the process group, or alone without one; goes on from the last checkpoint."""
-    config, train_config = task.config, task.config.train
+def run_worker(task: WorkerTask, *, local_rank: int = 0, train_rows: RowSource | None = None) -> None:
+    """Train as one worker of the process group, or alone without one; goes on from the last checkpoint.
+
+    Args:
+        train_rows: where training rows come from; the mapped token shards when left out.
+    """
+    config = task.config
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = pick_device(local_rank)
     tune_cpu(config.scaling.cpus_per_worker)
-    dtype = pick_dtype(train_config.precision, device)
-
-    model = build_model(config.model, seed=config.seed, activation_checkpointing=train_config.activation_checkpointing)
-    model = model.to(device, torch.promote_types(dtype, torch.float32))
-    dropping = None
-    if config.drop.method == "random_ltd":
-        dropping = attach(model, seed=config.seed, whole_layers=config.drop.whole_layer_numbers())
-    if train_config.compile:
-        compile_layers(model.blocks)
-    engine = DdpEngine(model, build_optimizer(model, train_config), dtype)
-
+    engine, dropping = build_engine(config, device)
     checkpoints = Checkpoints(
         task.run / CHECKPOINTS,
         keep=config.checkpoint.keep,
@@ -56,7 +50,7 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0) -> None:
 
     manifest = read_manifest(task.data)
     batches = RowBatches(
-        train=Rows(task.data, manifest, "train"),
+        train=train_rows or Rows(task.data, manifest, "train"),
         validation=Rows(task.data, manifest, "validation"),
         split=replace(config.plan().batch, world_size=world_size),
         rank=rank,
@@ -73,6 +67,20 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0) -> None:
         world_size=world_size,
     )
     train(config, parts, start=start)
+
+
+def build_engine(config: ExperimentConfig, device: torch.device) -> tuple[DdpEngine, Dropping | None]:
+    """The job's model on its device, with the layers that drop tokens, under its strategy."""
+    training = config.train
+    dtype = pick_dtype(training.precision, device)
+    model = build_model(config.model, seed=config.seed, activation_checkpointing=training.activation_checkpointing)
+    model = model.to(device, torch.promote_types(dtype, torch.float32))
+    dropping = None
+    if config.drop.method == "random_ltd":
+        dropping = attach(model, seed=config.seed, whole_layers=config.drop.whole_layer_numbers())
+    if training.compile:
+        compile_layers(model.blocks)
+    return DdpEngine(model, build_optimizer(model, training), dtype), dropping
 
 
 def compile_layers(layers: torch.nn.ModuleList) -> None:

@@ -1,0 +1,110 @@
+"""Job files: read, inherited, overridden, written back."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokendrop.config.drop import ConstantConfig, FullConfig, LinearConfig, MslgConfig
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import dump_job, load_job
+from tokendrop.config.model import BertConfig, GptConfig
+
+JOBS = Path(__file__).parents[2] / "jobs"
+EVERY_JOB = sorted(JOBS.rglob("*.yaml"))
+QUICKSTART = JOBS / "pretrain" / "quickstart.yaml"
+
+
+def reload(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
+    (folder / "again.yaml").write_text(dump_job(config))
+    return load_job(folder / "again.yaml")
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def test_there_are_jobs_to_test() -> None:
+    assert QUICKSTART in EVERY_JOB
+
+
+@pytest.mark.parametrize("job", EVERY_JOB, ids=lambda path: str(path.relative_to(JOBS)))
+def test_every_job_loads_and_reads_back_equal_from_its_own_dump(job: Path, tmp_path: Path) -> None:
+    config = load_job(job)
+    again = reload(config, tmp_path)
+    assert again == config
+    assert again.plan() == config.plan()
+
+
+def test_no_two_jobs_share_a_name() -> None:
+    names = [load_job(job).name for job in EVERY_JOB]
+    assert len(set(names)) == len(names)
+
+
+def test_a_job_says_what_its_base_does_not(job: Path) -> None:
+    over, base = load_job(job), load_job(job.parent / "base.yaml")
+    assert (over.model, over.data) == (base.model, base.data)
+    assert (over.name, base.name) == ("random-ltd", "baseline")
+    assert over.train.lr_clock != base.train.lr_clock
+    assert over.train.peak_lr == base.train.peak_lr
+    assert isinstance(base.drop.schedule, FullConfig)
+    assert isinstance(over.drop.schedule, LinearConfig)
+
+
+def test_overrides_reach_any_depth_and_the_last_one_wins(job: Path) -> None:
+    config = load_job(job, ["seed=7", "train.peak_lr=3e-3", "drop.schedule.start=32", "seed=8", "track.uri=null"])
+    assert config.seed == 8
+    assert config.train.peak_lr == 3e-3
+    assert isinstance(config.drop.schedule, LinearConfig)
+    assert config.drop.schedule.start == 32
+    assert config.track.uri is None
+
+
+def test_a_branch_may_be_overridden_whole(job: Path) -> None:
+    config = load_job(job, ["drop.schedule={start: 96, until: 50%}"])
+    assert isinstance(config.drop.schedule, LinearConfig)
+    assert (config.drop.schedule.start, config.drop.schedule.increment) == (96, 32)
+
+
+def test_a_schedule_of_another_kind_replaces_the_one_below_it(job: Path, tmp_path: Path) -> None:
+    by_override = load_job(job, ["drop.schedule={kind: constant, kept: 99}"])
+    assert by_override.drop.schedule == ConstantConfig(kept=99)
+    base = write(tmp_path, "linear.yaml", dump_job(load_job(job)))
+    over = "drop: {schedule: {kind: mslg, start: 64, increment: 64, every: 5 steps}}"
+    by_file = load_job(write(tmp_path, "over.yaml", f"base: {base}\n{over}"))
+    assert isinstance(by_file.drop.schedule, MslgConfig)
+
+
+def test_keys_beside_a_preset_win_over_it(job: Path) -> None:
+    config = load_job(job, ["model.preset=gpt-5m", "model.layers=3"])
+    assert (config.model.layers, config.model.width) == (3, 256)
+
+
+def test_models_are_told_apart_by_their_kind(job: Path) -> None:
+    assert isinstance(load_job(JOBS / "paper" / "bert_large_ltd1.yaml").model, BertConfig)
+    assert isinstance(load_job(job).model, GptConfig)
+
+
+@pytest.mark.parametrize("number", ["2e-3", "2.0e-3", ".002", "'0.002'"])
+def test_a_learning_rate_may_be_spelled_in_any_way(number: str, job: Path) -> None:
+    assert load_job(job, [f"train.peak_lr={number}"]).train.peak_lr == 0.002
+
+
+@given(
+    seed=st.integers(-(2**63) + 1, 2**63 - 1),
+    name=st.text("abcXYZ019-_.", min_size=1),
+    corpus=st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["C"])), min_size=1),
+    length=st.decimals(1, 10**12, places=3),
+    peak=st.floats(1e-12, 1e6),
+)
+def test_whatever_a_job_says_its_dump_says_too(job, tmp_path_factory, seed, name, corpus, length, peak) -> None:
+    overrides = [f"seed={seed}", f"name='{name}'", f"train.length={length} steps", f"train.peak_lr={peak!r}"]
+    config = load_job(job, [*overrides, "train.final_lr=0", f"data.corpus={yaml_list(corpus)}"])
+    assert config.data.corpus == tuple(corpus)
+    assert reload(config, tmp_path_factory.getbasetemp()) == config
+
+
+def yaml_list(texts: list[str]) -> str:
+    return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"

@@ -1,0 +1,166 @@
+"""What is wrong in a job is said in one sentence that names the key."""
+
+from pathlib import Path
+
+import pytest
+
+from tokendrop.config.load import load_job
+from tokendrop.errors import UserError
+
+REST = "name: x\ndata: {corpus: [a]}\ntrain: {length: 1, global_batch: 1, micro_batch: 1, peak_lr: 1}\n"
+
+
+def message(job: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_job(job, overrides)
+    assert type(caught.value) is UserError
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "job.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+# override: what the sentence must say, beginning with the key
+MISTAKES = {
+    # unknown keys, at any depth, with the nearest match
+    "sede=1": "sede: unknown key; did you mean 'seed'?",
+    "train.peek_lr=1": "train.peek_lr: unknown key; did you mean 'peak_lr'?",
+    "drop.scheduel=1": "drop.scheduel: unknown key; did you mean 'schedule'?",
+    "drop.schedule.strat=1": "drop.schedule.strat: unknown key; did you mean 'start'?",
+    "track.xyzzy=1": "track.xyzzy: unknown key; want one of uri, experiment",
+    "1=2": "1: unknown key",
+    # wrong types
+    "seed=abc": "seed: want a whole number, got 'abc'",
+    "seed=1.5": "seed: want a whole number, got 1.5",
+    "seed=true": "seed: want a whole number, got True",
+    "seed=[1]": "seed: want a whole number, got a list",
+    "seed=1e30": "seed: want a whole number",
+    "seed=1000000000000000000000": "seed: want a whole number below 2**63",
+    "name=3": "name: want text, got 3",
+    "train.peak_lr={a: 1}": "train.peak_lr: want a number, got a mapping",
+    "train.compile=1": "train.compile: want true or false, got 1",
+    "train.warmup=soon": "train.warmup: want a duration such as '350 steps'",
+    "train.length=": "train.length: want a duration",
+    "train=5": "train: want a mapping of keys, got 5",
+    "model=gpt": "model: want a mapping of keys, got 'gpt'",
+    "data.corpus=python": "data.corpus: want a list, got 'python'",
+    "data.corpus=[python, 3]": "data.corpus[1]: want text, got 3",
+    "drop.whole_layers=[0, x]": "drop.whole_layers[1]: want a whole number, got 'x'",
+    "drop.whole_layers=middle": "drop.whole_layers: want one of none, first, last, first_and_last",
+    # numbers that are none
+    "train.peak_lr=.inf": "train.peak_lr: want a number below 2**63, got inf",
+    "train.peak_lr=.nan": "train.peak_lr: want a number, got nan",
+    "train.peak_lr='inf'": "train.peak_lr: want a number, got 'inf'",
+    "train.warmup=.inf": "train.warmup: want a duration",
+    "train.length=1e999 steps": "train.length: want a duration",
+    "train.length=1e30 steps": "train.length: a duration can't exceed 1e+18 steps",
+    # unknown kinds, presets and choices
+    "model.kind=gtp": "model.kind: want one of gpt, bert, got 'gtp'; did you mean 'gpt'?",
+    "model.kind=[gpt]": "model.kind: want one of gpt, bert",
+    "drop.schedule.kind=linaer": "drop.schedule.kind: want one of mslg, linear",
+    "model.preset=gpt-5": "model.preset: want one of gpt-1m",
+    "model.preset=[gpt-5m]": "model.preset: want one of gpt-1m",
+    "train.decay=cosin": "train.decay: want one of linear, cosine, constant, got 'cosin'; did you mean 'cosine'?",
+    # missing keys
+    "drop.schedule={kind: constant}": "drop.schedule.kept: this key is needed and missing",
+    "drop.schedule={kind: piecewise, stages: [{at: 0}]}": "drop.schedule.stages[0].kept: this key is needed",
+    # values out of range
+    "name=a/b": "name: want letters, digits",
+    "model.width=0": "model: want layers, width, heads",
+    "model.layers=1000000000000": "model: want at most 10,000 layers",
+    "model.heads=3": "model: width=128 must be a multiple of heads=3",
+    "model.dropout=1": "model: want 0 <= dropout < 1",
+    "data.corpus=[]": "data: corpus: want at least one",
+    "data.validation_share=1": "data: want 0 < validation_share < 1",
+    "data.tokenizer_vocab_size=5": "data: tokenizer_vocab_size: 256 bytes",
+    "data.rows_per_shard=0": "data: want rows_per_shard of at least 1",
+    "scaling.workers=0": "scaling: want workers",
+    "scaling.peer_timeout_s=0": "scaling: want peer_timeout_s",
+    "checkpoint.keep=0": "checkpoint: want every above 0 and keep",
+    "evaluate.every=0 steps": "evaluate: want every above 0",
+    "train.peak_lr=0": "train: want 0 <= final_lr <= peak_lr",
+    "train.final_lr=1": "train: want 0 <= final_lr <= peak_lr",
+    "train.beta2=1": "train: want 0 <= beta1, beta2 < 1",
+    "train.max_grad_norm=0": "train: want peak_lr, max_grad_norm and epsilon above 0",
+    "train.micro_batch=0": "train: want global_batch and micro_batch of at least 1",
+    "train.length=0 steps": "train: length: want steps or tokens, more than 0",
+    "train.length=70%": "train: length: want steps or tokens",
+    # rules over two branches
+    "train.global_batch=17": "train.global_batch: global batch 17 must be a multiple of micro batch",
+    "scaling.workers=5": "train.global_batch: global batch",
+    "train.warmup=1e6 steps": "train.warmup: the warm-up of",
+    "drop.schedule.start=257": "drop.schedule: want 0 < start <= full, got start=257, full=256",
+    "drop.schedule.start=0": "drop.schedule: want 0 < start",
+    "drop.schedule.increment=0": "drop.schedule: want an increment of at least 1",
+    "drop.schedule.until=0%": "drop.schedule: want more than 0 steps between jumps",
+    "drop.schedule={kind: constant, kept: 257}": "drop.schedule: a kept length of 257 is over",
+    "drop.schedule={kind: mslg, start: 8, increment: 8, every: 1 step, full: 999}": "drop.schedule: a kept length",
+    "drop.schedule={kind: piecewise, stages: []}": "drop.schedule: want a first stage at step 0",
+    "drop.whole_layers=[4]": "drop.whole_layers: want numbers of 4 layers, got [4]",
+    "drop.method=none": "drop: method is 'none', so this schedule would do nothing",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_a_mistake_is_named_by_file_and_key(override: str, job: Path) -> None:
+    assert message(job, override).startswith(f"{job}: {MISTAKES[override]}")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("seed", "want key=value"),
+        ("=5", "want key=value"),
+        ("", "want key=value"),
+        ("name.x=1", "'name' holds 'random-ltd'"),
+        ("data.corpus.0=x", "'corpus' holds a list"),
+        ("seed=[1", "not valid YAML"),
+        ("seed=2024-99-99", "not valid YAML"),
+        ("seed=!!int ''", "not valid YAML"),
+        ("seed=" + "[" * 5000, "not valid YAML"),
+    ],
+)
+def test_an_override_that_cannot_be_applied_is_quoted(override: str, says: str, job: Path) -> None:
+    text = message(job, override)
+    assert text.startswith(f"override {override!r}: ")
+    assert says in text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("- a\n- b\n", "want a mapping of keys such as 'model:' and 'train:', got a list"),
+        ("", "want a mapping of keys such as 'model:' and 'train:', got nothing"),
+        ("just text", "got 'just text'"),
+        ("a: [1,\nb: }", "not valid YAML"),
+        ("a: 2024-99-99", "not valid YAML"),
+        ("a: !!timestamp x", "not valid YAML"),
+        ("a: !!python/name:os.system x", "not valid YAML"),
+        ("a: \x00", "not valid YAML"),
+        (b"\xff\xfe\x00", "a job file must be UTF-8 text"),
+        ("base: [a, b]", "base: want the path of one job file, got a list"),
+        ('base: "a\\0b"', "can't read this job file"),
+        ("base: nowhere.yaml", "can't read this job file (No such file or directory)"),
+        ("{}", "name: this key is needed and missing"),
+        (f"{REST}model: {{layers: 1}}", "model.kind: this key is needed: one of gpt, bert"),
+        (f"{REST}model: {{kind: gpt, layers: 1}}", "model.width: this key is needed and missing"),
+    ],
+)
+def test_a_file_that_is_no_job_is_named_with_the_reason(text: str | bytes, says: str, tmp_path: Path) -> None:
+    sentence = message(written(tmp_path, text))
+    assert sentence.startswith(str(tmp_path))
+    assert says in sentence
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    assert message(tmp_path / "gone.yaml").startswith(f"{tmp_path / 'gone.yaml'}: can't read this job file")
+    assert message(tmp_path).startswith(f"{tmp_path}: can't read this job file")
+
+
+def test_a_base_of_a_base_is_refused_by_name(job: Path, tmp_path: Path) -> None:
+    assert message(written(tmp_path, f"base: {job}\n")) == f"{job}: base: a base job can't have a base of its own"

@@ -1,0 +1,206 @@
+"""What a dropped layer computes."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
+from tokendrop.method import Dropping, attach, combine_tokens, detach, gather_tokens
+from tokendrop.models.gpt import Block, rotary_angles, rotate
+
+EXACT = 1e-12  # float64; the order of additions may differ
+IDS = torch.arange(BATCH) + 70
+
+
+def draw(dropping: Dropping, kept: int | dict[int, int], *, step: int = 3) -> None:
+    dropping.draw(kept_length=kept, step=step, sample_ids=IDS, sequence_length=TOKENS)
+
+
+def positions(dropping: Dropping, layer: int) -> Tensor:
+    kept_BK = dropping.kept(layer)
+    assert kept_BK is not None
+    return kept_BK
+
+
+def is_kept(kept_BK: Tensor) -> Tensor:
+    return torch.zeros(len(kept_BK), TOKENS, dtype=torch.bool).scatter(1, kept_BK, True)
+
+
+class Seen(nn.Module):
+    """A layer that mixes all tokens that it sees, and remembers them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn((), dtype=torch.float64))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        self.seen = hidden_states
+        return hidden_states * self.scale + hidden_states.mean(1, keepdim=True)
+
+
+@given(kept=st.integers(1, TOKENS - 1), step=st.integers(0, 10**6))
+def test_kept_tokens_pass_the_layer_and_dropped_tokens_skip_it(kept: int, step: int) -> None:
+    layers = nn.ModuleList([Seen()])
+    dropping = attach(layers, seed=1, whole_layers=(), blocks=list(layers))
+    draw(dropping, kept, step=step)
+    hidden_BSD = torch.randn(BATCH, TOKENS, 5, dtype=torch.float64)
+
+    out_BSD = layers[0](hidden_BSD)
+
+    kept_BS = is_kept(positions(dropping, 0))
+    assert torch.equal(layers[0].seen, hidden_BSD[kept_BS].view(BATCH, kept, 5))
+    detach(layers)
+    assert torch.equal(out_BSD[kept_BS].view(BATCH, kept, 5), layers[0](layers[0].seen))
+    assert torch.equal(out_BSD[~kept_BS], hidden_BSD[~kept_BS])
+
+
+@pytest.mark.parametrize("positions_kind", ["learned", "rotary"])
+@pytest.mark.parametrize("before", ["never drawn", "drawn at full length", "drawn shorter before"])
+def test_at_full_length_the_model_is_the_plain_one_bit_for_bit(positions_kind: str, before: str) -> None:
+    plain, dropped = (gpt(positions=positions_kind, dtype=torch.float32) for _ in range(2))
+    dropping = attach(dropped, seed=1)
+    if before == "drawn shorter before":
+        draw(dropping, 4)
+    if before != "never drawn":
+        draw(dropping, TOKENS)
+    rows = token_rows()
+    loss, expected = dropped(*rows), plain(*rows)
+    assert torch.equal(loss, expected)
+    assert_same(gradients(dropped, loss), gradients(plain, expected))
+
+
+@given(kept=st.integers(1, TOKENS - 1), step=st.integers(0, 1000))
+@settings(max_examples=20)
+@pytest.mark.parametrize("positions_kind", ["learned", "rotary"])
+def test_causal_attention_over_kept_tokens_is_full_attention_with_dropped_keys_masked(
+    positions_kind: str, kept: int, step: int
+) -> None:
+    model = gpt(positions=positions_kind)
+    block = model.blocks[1]
+    hidden_BSD = torch.randn(BATCH, TOKENS, 16, dtype=torch.float64)
+    rotary = rotary_angles(TOKENS, 8, hidden_BSD) if positions_kind == "rotary" else None
+    dropping = attach(model, seed=1)
+    draw(dropping, kept, step=step)
+    kept_BS = is_kept(positions(dropping, 1))
+
+    out_BSD = block(hidden_BSD, rotary)
+
+    expected_BSD = by_masking(block, hidden_BSD, kept_BS, rotary)
+    torch.testing.assert_close(out_BSD[kept_BS], expected_BSD[kept_BS], rtol=EXACT, atol=EXACT)
+    assert torch.equal(out_BSD[~kept_BS], hidden_BSD[~kept_BS])
+
+
+def by_masking(block: Block, x_BSD: Tensor, kept_BS: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The block over all tokens, where no query sees a dropped key or a later one; softmax written out."""
+    heads, width = block.attention.heads, x_BSD.shape[-1]
+    q, k, v = (
+        part.view(BATCH, TOKENS, heads, width // heads).transpose(1, 2)
+        for part in block.attention.qkv(block.norm_1(x_BSD)).split(width, dim=-1)
+    )
+    if rotary is not None:
+        q, k = rotate(q, rotary), rotate(k, rotary)
+    scores = q @ k.transpose(-1, -2) / (width // heads) ** 0.5
+    earlier = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    scores = scores.masked_fill(~(earlier & kept_BS[:, None, None, :]), -torch.inf)
+    mixed = (scores.softmax(-1).nan_to_num() @ v).transpose(1, 2).reshape(BATCH, TOKENS, width)
+    x_BSD = x_BSD + block.attention.out(mixed)
+    return x_BSD + block.mlp(block.norm_2(x_BSD))
+
+
+def test_every_layer_keeps_tokens_of_its_own_and_the_whole_layers_keep_all() -> None:
+    model = gpt(layers=6)
+    dropping = attach(model, seed=1, whole_layers=(0, 2, -1))
+    lengths = {1: 5, 3: 9, 4: TOKENS}
+    draw(dropping, lengths)
+    assert dropping.layers == (1, 3, 4)
+    seen = {}
+    for number, block in enumerate(model.blocks):
+        block.register_forward_pre_hook(lambda _, args, number=number: seen.update({number: args[0].shape[1]}))
+    model(*token_rows())
+    assert seen == {0: TOKENS, 1: 5, 2: TOKENS, 3: 9, 4: TOKENS, 5: TOKENS}
+    draw(dropping, 5)
+    assert not torch.equal(positions(dropping, 1), positions(dropping, 3))
+
+
+def test_evaluation_never_drops() -> None:
+    plain, dropped = gpt(), gpt()
+    draw(attach(dropped, seed=1), 4)
+    rows = token_rows()
+    assert not torch.equal(dropped(*rows), plain(*rows))
+    assert torch.equal(dropped.eval()(*rows), plain.eval()(*rows))
+
+
+def test_a_model_built_by_hand_from_gather_and_combine_has_equal_loss_and_gradients() -> None:
+    """The whole model, with the layers called one by one and the public functions around each."""
+    dropped, by_hand = gpt(positions="rotary"), gpt(positions="rotary")
+    dropping = attach(dropped, seed=1)
+    draw(dropping, 6)
+    ids, labels = token_rows()
+
+    def run(model: nn.Module) -> Tensor:
+        x_BSD = model.tokens(ids)
+        cos, sin = rotary_angles(TOKENS, 8, x_BSD)
+        for number, block in enumerate(model.blocks):
+            kept_BK = dropping.kept(number)
+            if kept_BK is None:
+                x_BSD = block(x_BSD, (cos, sin))
+                continue
+            kept, rest = gather_tokens(x_BSD, kept_BK)
+            x_BSD = combine_tokens(rest, block(kept, (cos[0][kept_BK], sin[0][kept_BK])), kept_BK)
+        logits = model.norm(x_BSD) @ model.tokens.weight.T
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    loss, expected = dropped(ids, labels), run(by_hand)
+    torch.testing.assert_close(loss, expected, rtol=EXACT, atol=EXACT)
+    assert_same(gradients(dropped, loss), gradients(by_hand, expected), tolerance=EXACT)
+
+
+@pytest.mark.parametrize("between", [None, 5, 12])
+def test_activation_checkpointing_replays_the_same_drops(between: int | None) -> None:
+    """Even when the next micro batch is drawn before the backward pass of this one."""
+    plain, recomputed = gpt(), gpt(recompute=True)
+    found = []
+    for model in (plain, recomputed):
+        dropping = attach(model, seed=1)
+        draw(dropping, 7)
+        loss = model(*token_rows())
+        if between is not None:
+            draw(dropping, between, step=99)
+        found.append(gradients(model, loss))
+    assert_same(*found, tolerance=EXACT)
+
+
+def test_activation_checkpointing_replays_dropout_too() -> None:
+    found = []
+    for recompute in (False, True):
+        model = gpt(recompute=recompute, dropout=0.3)
+        draw(attach(model, seed=1), 7)
+        torch.manual_seed(5)
+        found.append(gradients(model, model(*token_rows())))
+    assert_same(*found, tolerance=EXACT)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model: model(*token_rows(batch=BATCH + 1)),
+        lambda model: model(*token_rows(batch=1)),
+        lambda model: model(*(rows[:, :-1] for rows in token_rows())),
+    ],
+    ids=["more samples", "one sample", "shorter rows"],
+)
+def test_a_draw_for_another_batch_is_refused(run: Callable[[nn.Module], Tensor]) -> None:
+    model = gpt()
+    draw(attach(model, seed=1), 4)
+    with pytest.raises(ValueError, match="call draw"):
+        run(model)
+
+
+@pytest.mark.parametrize("kept", [0, TOKENS + 1, {1: 4, 2: 0}])
+def test_a_kept_length_out_of_range_is_refused(kept: int | dict[int, int]) -> None:
+    with pytest.raises(ValueError, match="want kept lengths"):
+        draw(attach(gpt(), seed=1), kept)

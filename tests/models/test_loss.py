@@ -1,0 +1,79 @@
+"""The head's loss in chunks, against cross entropy over all logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tokendrop.models.loss import head_loss
+
+EXACT = 1e-12  # float64
+BF16 = 1e-2
+WIDTH, VOCAB = 6, 11
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Hidden states (B, S, D), head (V, D), labels (B, S), and logits at once, from one row to more than there are."""
+    batch, tokens = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    hidden = torch.randn(batch, tokens, WIDTH, generator=generator, dtype=torch.float64)
+    weight = draw(st.sampled_from([0.1, 1.0, 30.0])) * torch.randn(
+        VOCAB, WIDTH, generator=generator, dtype=torch.float64
+    )
+    labels = torch.randint(VOCAB, (batch, tokens), generator=generator)
+    return hidden.requires_grad_(), weight.requires_grad_(), labels, draw(st.integers(1, 30 * VOCAB))
+
+
+def all_at_once(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten())
+
+
+@given(cases())
+def test_the_loss_and_both_gradients_are_those_of_cross_entropy(case) -> None:
+    hidden, weight, labels, at_once = case
+    loss, expected = head_loss(hidden, weight, labels, logits_at_once=at_once), all_at_once(hidden, weight, labels)
+    torch.testing.assert_close(loss, expected, rtol=EXACT, atol=EXACT)
+    scale = 0.7  # as accumulation scales it
+    ours, theirs = (torch.autograd.grad(scale * value, (hidden, weight)) for value in (loss, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
+
+
+@given(cases())
+def test_without_gradients_the_loss_is_the_same_and_has_no_graph(case) -> None:
+    hidden, weight, labels, at_once = case
+    with torch.no_grad():
+        loss = head_loss(hidden, weight, labels, logits_at_once=at_once)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, all_at_once(hidden, weight, labels), rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_a_frozen_side_gets_no_gradient_and_the_other_its_own(frozen: str) -> None:
+    hidden = torch.randn(2, 3, WIDTH, dtype=torch.float64, requires_grad=frozen != "hidden")
+    weight = torch.randn(VOCAB, WIDTH, dtype=torch.float64, requires_grad=frozen != "weight")
+    labels = torch.randint(VOCAB, (2, 3))
+    free = weight if frozen == "hidden" else hidden
+    ours, theirs = (
+        torch.autograd.grad(loss, free)[0]
+        for loss in (head_loss(hidden, weight, labels), all_at_once(hidden, weight, labels))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=EXACT, atol=EXACT)
+
+
+def test_under_bf16_autocast_the_loss_stays_in_float32_and_close() -> None:
+    hidden = torch.randn(2, 50, WIDTH, requires_grad=True)
+    weight = torch.randn(VOCAB, WIDTH, requires_grad=True)
+    labels = torch.randint(VOCAB, (2, 50))
+    expected = all_at_once(hidden, weight, labels)
+    theirs = torch.autograd.grad(expected, (hidden, weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = head_loss(hidden, weight, labels)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=BF16, atol=BF16)
+    for one, other in zip(torch.autograd.grad(loss, (hidden, weight)), theirs, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=BF16, atol=BF16)

@@ -1,0 +1,156 @@
+"""A plan's closed forms, against sums over its steps."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import plans, schedules
+from tokendrop.config.load import load_job
+from tokendrop.schedule.batch import BatchSplit
+from tokendrop.schedule.costs import ModelShape
+from tokendrop.schedule.kept_length import Constant, KeptLengthSchedule
+from tokendrop.schedule.plan import RunPlan, build_plan
+
+PAPER = Path(__file__).parents[2] / "jobs" / "paper"
+SHAPE = ModelShape(layers=6, width=8, sequence_length=64, vocab_size=50, mlp_width=32, causal=True)
+BATCH = BatchSplit(global_batch=6, micro_batch=1, world_size=2)
+RATE = {"warmup_steps": 0, "peak_lr": 1.0, "final_lr": 0.0, "decay": "linear"}
+
+
+def layer_tokens_of_step(plan: RunPlan, step: int) -> int:
+    """Counted one layer at a time."""
+    length = plan.shape.sequence_length
+    seen = [plan.at(step).kept_length if layer in plan.dropped_layers else length for layer in range(plan.shape.layers)]
+    return plan.batch.global_batch * sum(seen)
+
+
+def flops_of_step(plan: RunPlan, step: int) -> int:
+    """Counted one sequence and one layer at a time, a layer being what a model of that one layer adds."""
+    shape, kept = plan.shape, plan.at(step).kept_length
+    whole = shape.flops(kept=shape.sequence_length, dropped_layers=0)
+    head = whole - shape.layers * one_layer(shape, shape.sequence_length)
+    layers = sum(
+        one_layer(shape, kept if layer in plan.dropped_layers else shape.sequence_length)
+        for layer in range(shape.layers)
+    )
+    return plan.batch.global_batch * (layers + head)
+
+
+def one_layer(shape: ModelShape, tokens: int) -> int:
+    """Training FLOPs of a layer: a multiply and an add for each weight, and twice for each attended pair."""
+    weights = 4 * shape.width * shape.width + 2 * shape.width * shape.mlp_width
+    pairs = sum(token + 1 for token in range(tokens)) if shape.causal else tokens * tokens
+    forward = 2 * weights * tokens + 2 * (2 * shape.width * pairs)
+    return 3 * forward
+
+
+@given(plans())
+def test_segments_tile_the_run_without_gap_or_overlap(plan: RunPlan) -> None:
+    assert plan.segments[0].start == 0
+    assert all(one.stop == two.start for one, two in pairwise(plan.segments))
+    assert all(segment.start < segment.stop for segment in plan.segments)
+    assert plan.segments[-1].stop == plan.steps
+
+
+@given(schedules(SHAPE.sequence_length), st.integers(1, 200))
+def test_each_step_lies_in_a_segment_of_its_kept_length(schedule: KeptLengthSchedule, steps: int) -> None:
+    plan = build_plan(
+        steps=steps,
+        schedule=schedule,
+        shape=SHAPE,
+        dropped_layers=(1, 2),
+        batch=BATCH,
+        lr_clock="step",
+        **RATE,
+    )
+    for step in range(steps):
+        segment = plan.at(step)
+        assert segment.start <= step < segment.stop
+        assert segment.kept_length == schedule.kept_length(step)
+    assert all(one.kept_length != two.kept_length for one, two in pairwise(plan.segments))
+
+
+@given(plans())
+def test_layer_tokens_are_the_sum_over_the_steps_before(plan: RunPlan) -> None:
+    total = 0
+    for step in range(plan.steps):
+        assert plan.layer_tokens(step) == total
+        total += layer_tokens_of_step(plan, step)
+    assert plan.layer_tokens(plan.steps) == total
+    assert plan.layer_token_saving() == pytest.approx(1 - total / plan.layer_tokens_full, abs=1e-12)
+
+
+@given(plans())
+def test_flops_are_the_sum_over_the_steps_before(plan: RunPlan) -> None:
+    total = 0
+    for step in range(plan.steps):
+        assert plan.flops(step) == total
+        total += flops_of_step(plan, step)
+    assert plan.flops(plan.steps) == total
+    assert plan.flops_saving() == pytest.approx(1 - total / plan.flops_full, abs=1e-12)
+
+
+@given(plans())
+def test_what_is_saved_is_saved_by_the_dropped_layers(plan: RunPlan) -> None:
+    full = plan.steps * plan.batch.global_batch * plan.shape.sequence_length
+    saved = plan.layer_tokens_full - plan.layer_tokens(plan.steps)
+    assert plan.dropped_layer_token_saving() * len(plan.dropped_layers) * full == pytest.approx(saved)
+
+
+@given(plans(drops=False))
+def test_nothing_is_saved_when_nothing_is_dropped(plan: RunPlan) -> None:
+    assert plan.layer_token_saving() == plan.dropped_layer_token_saving() == plan.flops_saving() == 0
+    assert len(plan.segments) == 1
+
+
+@given(plans())
+def test_a_step_outside_of_the_run_is_refused(plan: RunPlan) -> None:
+    for step in (-1, plan.steps):
+        with pytest.raises(ValueError, match="want a step"):
+            plan.at(step)
+
+
+@pytest.mark.parametrize(("kept", "dropped_layers"), [(0, 2), (65, 2), (8, -1), (8, 7)])
+def test_costs_outside_of_their_range_are_refused(kept: int, dropped_layers: int) -> None:
+    for cost in (SHAPE.layer_tokens, SHAPE.flops):
+        with pytest.raises(ValueError, match="want"):
+            cost(kept=kept, dropped_layers=dropped_layers)
+
+
+def test_a_run_of_no_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 step"):
+        build_plan(
+            steps=0,
+            schedule=Constant(kept=64),
+            shape=SHAPE,
+            dropped_layers=(),
+            batch=BATCH,
+            lr_clock="step",
+            **RATE,
+        )
+
+
+@pytest.mark.parametrize(
+    ("job", "percent", "places"),
+    [
+        ("bert_large_ltd1", 26.23, 2),
+        ("bert_large_ltd2", 31.1, 1),
+        ("bert_large_ltd3", 14.1, 1),
+        ("bert_large_ltd4", 22.3, 1),
+        ("gpt3_350m_ltd", 30.3, 1),
+        ("gpt3_1.3b_ltd", 30.3, 1),
+        ("gpt3_350m_baseline", 0, 12),
+    ],
+)
+def test_the_papers_settings_save_what_the_paper_says(job: str, percent: float, places: int) -> None:
+    assert round(100 * load_job(PAPER / f"{job}.yaml").plan().layer_token_saving(), places) == percent
+
+
+@pytest.mark.parametrize("job", ["gpt3_350m_ltd", "gpt3_1.3b_ltd"])
+def test_the_papers_third_is_saved_over_the_dropped_layers_alone(job: str) -> None:
+    plan = load_job(PAPER / f"{job}.yaml").plan()
+    assert round(100 * plan.dropped_layer_token_saving(), 1) == 33.1
+    assert len(plan.dropped_layers) == plan.shape.layers - 2

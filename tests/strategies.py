@@ -1,0 +1,79 @@
+"""Legal schedules and plans for property tests."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+from hypothesis import strategies as st
+
+from tokendrop.schedule.batch import BatchSplit
+from tokendrop.schedule.costs import ModelShape
+from tokendrop.schedule.kept_length import Constant, KeptLengthSchedule, Mslg, Piecewise
+from tokendrop.schedule.plan import RunPlan, build_plan
+
+LONGEST_GROWTH = 200  # steps after which every schedule drawn here has ended its growth
+
+
+@st.composite
+def mslg(draw: st.DrawFn, full: int) -> Mslg:
+    start = draw(st.integers(1, full))
+    increment = draw(st.integers(max(1, -(-(full - start) // 10)), full))  # ten jumps at most
+    interval = draw(st.fractions(Fraction(1, 4), 15, max_denominator=12))
+    return Mslg(start=start, full=full, increment=increment, interval=interval)
+
+
+@st.composite
+def piecewise(draw: st.DrawFn, full: int) -> Piecewise:
+    kept = sorted(draw(st.lists(st.integers(1, full), min_size=1, max_size=5)))
+    later = st.lists(st.integers(1, LONGEST_GROWTH - 1), min_size=len(kept) - 1, max_size=len(kept) - 1, unique=True)
+    return Piecewise(stages=tuple(zip([0, *sorted(draw(later))], kept, strict=True)))
+
+
+def schedules(full: int) -> st.SearchStrategy[KeptLengthSchedule]:
+    """Schedules whose kept lengths lie in 1..full."""
+    constant = st.integers(1, full).map(lambda kept: Constant(kept=kept))
+    return st.one_of(constant, mslg(full), piecewise(full))
+
+
+@st.composite
+def batch_splits(draw: st.DrawFn) -> BatchSplit:
+    micro, world, accumulation = (draw(st.integers(1, 6)) for _ in range(3))
+    return BatchSplit(global_batch=micro * world * accumulation, micro_batch=micro, world_size=world)
+
+
+@st.composite
+def plans(draw: st.DrawFn, *, drops: bool = True, clock: str | None = None) -> RunPlan:
+    layers, sequence_length = draw(st.integers(1, 8)), draw(st.integers(1, 64))
+    shape = ModelShape(
+        layers=layers,
+        width=draw(st.integers(1, 32)),
+        sequence_length=sequence_length,
+        vocab_size=draw(st.integers(1, 1000)),
+        mlp_width=draw(st.integers(1, 128)),
+        causal=draw(st.booleans()),
+    )
+    steps = draw(st.integers(1, LONGEST_GROWTH))
+    dropped = draw(st.sets(st.integers(0, layers - 1))) if drops else set[int]()
+    schedule = draw(schedules(sequence_length)) if drops else Constant(kept=sequence_length)
+    peak = draw(st.floats(1e-6, 1.0))
+    plan = build_plan(
+        steps=steps,
+        schedule=schedule,
+        shape=shape,
+        dropped_layers=tuple(sorted(dropped)),
+        batch=draw(batch_splits()),
+        lr_clock=clock or draw(st.sampled_from(["step", "layer_token"])),
+        warmup_steps=0,
+        peak_lr=peak,
+        final_lr=peak * draw(st.floats(0, 1)),
+        decay=draw(st.sampled_from(["linear", "cosine", "constant"])),
+    )
+    return with_warmup(plan, share=draw(st.floats(0, 1)))
+
+
+def with_warmup(plan: RunPlan, *, share: float) -> RunPlan:
+    """The plan with a warm-up of whole steps, as long as `share` of the longest one that fits."""
+    rate, per_step = plan.learning_rate, 1
+    if plan.lr_clock == "layer_token":
+        per_step = plan.batch.global_batch * plan.shape.layers * plan.shape.sequence_length
+    warmup = int(share * (rate.decay_length // per_step)) * per_step
+    return replace(plan, learning_rate=replace(rate, warmup=warmup, decay_length=rate.decay_length - warmup))

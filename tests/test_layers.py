@@ -1,0 +1,204 @@
+"""Who may import whom, and how large things may get."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "platform" / "tokendrop"
+
+# layer (a folder or file of the package): layers that it may import beside itself
+OURS = {
+    "errors": set(),
+    "schedule": set(),
+    "method": set(),
+    "render": {"schedule"},
+    "config": {"errors", "schedule"},
+    "models": {"config", "errors", "schedule"},
+    "data": {"config", "errors", "models", "schedule"},
+    "train": {"config", "errors", "method", "models", "schedule"},
+    "track": {"config", "data", "errors", "models", "schedule", "train"},
+    "evaluate": {"config", "data", "errors", "models", "render", "schedule", "track", "train"},
+    "bench": {"config", "data", "errors", "method", "models", "schedule", "track", "train"},
+}
+OURS["launch"] = set(OURS) - {"bench", "evaluate"}
+OURS["commands"] = set(OURS)
+OURS["cli"] = {"commands", "config", "errors", "render", "schedule"}
+OURS["__main__"] = {"cli"}
+OURS["__init__"] = set()
+
+# layer, or one file of it: packages of others; what a file has is what it may import beyond its layer
+FOREIGN = {
+    "config": {"yaml"},
+    "method": {"torch"},
+    "models": {"torch"},
+    "data": {"numpy", "pyarrow", "tokenizers"},
+    "data/batches.py": {"torch"},
+    "data/pipeline.py": {"ray"},
+    "train": {"torch"},
+    "track": {"pyarrow"},
+    "track/mlflow.py": {"mlflow"},
+    "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "transformers"},
+    "bench": {"torch"},
+    "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},
+    "commands": {"ray"},
+}
+# these run where nothing but the standard library, PyYAML, numpy and torch is installed
+LIGHT = ["schedule", "config", "method", "models", "train"]
+
+LONGEST_FILE, LONGEST_FUNCTION = 300, 40
+
+
+def files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(node: ast.AST) -> Iterator[tuple[str, ...]]:
+    """Dotted names of all that the code below a node imports, function bodies included."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in part.names)
+        elif isinstance(part, ast.ImportFrom):
+            assert part.level == 0, "relative imports hide which layer they reach"
+            module = tuple((part.module or "").split("."))
+            yield from ((*module, alias.name) for alias in part.names)
+            yield module
+
+
+def module(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_there_is_code_to_look_at() -> None:
+    assert {"schedule/plan.py", "train/loop.py", "cli.py"} <= {name(path) for path in files()}
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_a_layer_imports_only_the_layers_below_it(path: Path) -> None:
+    below = OURS[layer(path)] | {layer(path)}
+    reached = {one[1] for one in imported(tree(path)) if one[0] == "tokendrop" and len(one) > 1}
+    assert reached <= below
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_a_layer_imports_only_the_packages_that_it_is_known_for(path: Path) -> None:
+    allowed = FOREIGN.get(layer(path), set()) | FOREIGN.get(name(path), set()) | set(sys.stdlib_module_names)
+    assert {one[0] for one in imported(tree(path))} - {"tokendrop"} <= allowed
+
+
+def test_layers_form_no_cycle() -> None:
+    """Each layer stands after all layers that it may import."""
+    order: list[str] = []
+    while len(order) < len(OURS):
+        ready = [one for one, below in OURS.items() if one not in order and below - {one} <= set(order)]
+        assert ready, f"a cycle among {set(OURS) - set(order)}"
+        order += ready
+
+
+def test_modules_form_no_cycle() -> None:
+    """Nor do the files within a layer, imports in functions included."""
+    modules = {module(path): path for path in files()}
+    left = {
+        one: {other for other in imported(tree(path)) if other in modules and other != one}
+        for one, path in modules.items()
+    }
+    while left:
+        ready = [one for one, below in left.items() if not below & set(left)]
+        assert ready, f"a cycle among {sorted('.'.join(one) for one in left)}"
+        for one in ready:
+            del left[one]
+
+
+@pytest.mark.parametrize("file", ["__main__.py", "cli.py", "commands.py", "render.py"])
+def test_commands_import_nothing_heavy_until_they_need_it(file: str) -> None:
+    """`tokendrop plan` needs neither torch nor Ray."""
+    at_the_top = [node for node in tree(PACKAGE / file).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    reached = {one for node in at_the_top for one in imported(node)}
+    assert {one[0] for one in reached} <= {"tokendrop", *sys.stdlib_module_names}
+    light = {"cli", "commands", "config", "errors", "render", "schedule"}
+    assert {one[1] for one in reached if one[0] == "tokendrop" and len(one) > 1} <= light
+
+
+@pytest.mark.parametrize("one", LIGHT)
+def test_what_trains_is_allowed_no_more_than_yaml_numpy_and_torch(one: str) -> None:
+    names = {one, *(name for name in FOREIGN if name.startswith(f"{one}/"))}
+    assert set().union(*(FOREIGN.get(name, set()) for name in names)) <= {"yaml", "numpy", "torch"}
+    assert OURS[one] <= {*LIGHT, "errors"}
+
+
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Forbid(MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.split(".")[0] in {forbidden}:
+            raise ImportError(f"{{fullname}} is not installed here")
+
+sys.meta_path.insert(0, Forbid())
+import {modules}
+assert not {forbidden} & {{module.split(".")[0] for module in sys.modules}}
+print("imported")
+"""
+HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval"}
+
+
+@pytest.mark.parametrize(
+    ("modules", "forbidden"),
+    [
+        ("tokendrop.schedule.plan, tokendrop.method, tokendrop.models.build, tokendrop.train.loop", HEAVY),
+        ("tokendrop.train.engines.ddp, tokendrop.train.optimizer, tokendrop.train.device", HEAVY),
+        ("tokendrop.method", HEAVY | {"yaml"}),
+        ("tokendrop.cli, tokendrop.config.load, tokendrop.render", HEAVY | {"torch", "numpy"}),
+        ("tokendrop.schedule.plan", HEAVY | {"torch", "numpy", "yaml"}),
+    ],
+    ids=["training", "engine", "method", "planning", "schedule"],
+)
+def test_it_imports_without(modules: str, forbidden: set[str]) -> None:
+    code = WITHOUT.format(modules=modules, forbidden=forbidden)
+    path = {"PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True, check=False)
+    assert done.stdout == "imported\n", done.stderr
+
+
+@pytest.mark.parametrize("folder", ["platform", "jobs", "cluster", "dashboards", "tests"])
+def test_folders_of_files_are_not_packages(folder: str) -> None:
+    """A package named `platform` would shadow the standard library's."""
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_a_file_stays_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < LONGEST_FILE
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from `def` to the end, the docstring left out."""
+    first = function.body[0]
+    docstring = 0 if ast.get_docstring(function) is None else first.end_lineno - first.lineno + 1
+    return function.end_lineno - function.lineno + 1 - docstring
+
+
+@pytest.mark.parametrize("path", files(), ids=name)
+def test_a_function_stays_short(path: Path) -> None:
+    functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    assert {function.name: length(function) for function in functions if length(function) >= LONGEST_FUNCTION} == {}

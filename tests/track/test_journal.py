@@ -1,0 +1,167 @@
+"""The record of a run: no step is lost or repeated, whoever dies when."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokendrop.track.journal import LEDGER, METRICS, STEPS, Journal, MetricsTail, read_ledger, read_steps
+from tokendrop.train.report import StepReport
+
+STEPS_IN_ALL, SAVE_EVERY, GLOBAL_BATCH = 12, 3, 4
+
+
+def report(step: int, *, world_size: int = 1, **changes: float) -> StepReport:
+    values = {
+        "step": step,
+        "loss": 1 / step,
+        "val_loss": None if step % 2 else 0.5,
+        "grad_norm": 1.0,
+        "lr": 1e-3,
+        "kept_length": step,
+        "tokens": 100 * step,
+        "layer_tokens": 300 * step,
+        "flops": 1e3 * step,
+        "world_size": world_size,
+        "data_time_s": 0.0,
+        "step_time_s": 0.1,
+    }
+    return StepReport(**{**values, **changes})
+
+
+def samples(step: int, rank: int, world_size: int) -> list[int]:
+    """Those of 0-based step `step - 1` that a rank trains on."""
+    first = (step - 1) * GLOBAL_BATCH
+    return list(range(first + rank, first + GLOBAL_BATCH, world_size))
+
+
+# an attempt: world size, step in which it dies, ranks that had written their part of the last commit by then, and
+# whether that commit's checkpoint was committed
+attempts = st.lists(
+    st.tuples(
+        st.sampled_from([1, 2, 4]),
+        st.integers(1, STEPS_IN_ALL),
+        st.integers(0, 4),
+        st.booleans(),
+    ),
+    max_size=4,
+)
+
+
+def run_attempt(
+    folder: Path, *, start: int, world_size: int, dies_in: int = STEPS_IN_ALL + 1, written: int = 4, saved: bool = True
+) -> int:
+    """Workers that record and commit as the loop does; the step of the last checkpoint when they end."""
+    journals = [Journal(folder, rank=rank, world_size=world_size, start=start) for rank in range(world_size)]
+    checkpoint = start
+    for step in range(start + 1, STEPS_IN_ALL + 1):
+        if step > dies_in:
+            return checkpoint
+        for rank, journal in enumerate(journals):
+            journal.record(report(step, world_size=world_size), samples(step, rank, world_size))
+        if step % SAVE_EVERY:
+            continue
+        is_last = step + SAVE_EVERY > dies_in
+        for journal in journals[: written if is_last else None]:
+            journal.commit(step)
+        if not is_last or (saved and written >= world_size):
+            checkpoint = step
+    return checkpoint
+
+
+@given(attempts, st.sampled_from([1, 2, 4]))
+@settings(max_examples=40)
+def test_every_step_and_sample_is_recorded_once_however_often_workers_die(
+    tmp_path_factory: pytest.TempPathFactory, deaths: list[tuple[int, int, int, bool]], last_world_size: int
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    start = 0
+    for world_size, dies_in, written, saved in deaths:
+        start = run_attempt(folder, start=start, world_size=world_size, dies_in=dies_in, written=written, saved=saved)
+    run_attempt(folder, start=start, world_size=last_world_size)
+
+    rows, ledger = read_steps(folder), read_ledger(folder)
+    assert [row["step"] for row in rows] == list(range(1, STEPS_IN_ALL + 1))
+    for row in rows:
+        assert row == asdict(report(row["step"], world_size=row["world_size"]))
+        of_step = [entry for entry in ledger if entry["step"] == row["step"]]
+        assert [entry["rank"] for entry in of_step] == list(range(row["world_size"]))
+        for entry in of_step:
+            assert entry["sample_ids"] == samples(row["step"], entry["rank"], row["world_size"])
+    trained = sorted(sample for entry in ledger for sample in entry["sample_ids"])
+    assert trained == list(range(STEPS_IN_ALL * GLOBAL_BATCH))
+
+
+def test_a_part_half_written_is_not_read_and_is_removed_by_the_next_attempt(tmp_path: Path) -> None:
+    run_attempt(tmp_path, start=0, world_size=1, dies_in=3)
+    for dataset in (STEPS, LEDGER):
+        (tmp_path / dataset / ".000000003-000000006-rank0.parquet").write_bytes(b"PAR1 torn")
+    assert [row["step"] for row in read_steps(tmp_path)] == [1, 2, 3]
+    run_attempt(tmp_path, start=3, world_size=1)
+    assert [row["step"] for row in read_steps(tmp_path)] == list(range(1, STEPS_IN_ALL + 1))
+    assert not list(tmp_path.rglob(".*.parquet"))
+
+
+def test_counts_of_a_run_of_the_papers_size_fit(tmp_path: Path) -> None:
+    """1.3 billion parameters and 300 billion tokens: 1.8e21 FLOPs, more than 64-bit integers hold."""
+    journal = Journal(tmp_path, rank=0, world_size=1, start=0)
+    large = report(1, flops=1.81e21, tokens=300 * 10**9, layer_tokens=7_200 * 10**9)
+    journal.record(large, [10**9])
+    journal.commit(1)
+    assert read_steps(tmp_path) == [asdict(large)]
+
+
+def test_steps_are_live_in_order_with_a_line_for_each_attempt(tmp_path: Path) -> None:
+    run_attempt(tmp_path, start=0, world_size=1, dies_in=7)
+    run_attempt(tmp_path, start=6, world_size=2)
+    lines = MetricsTail(tmp_path).read(limit=-1)
+    starts = [(line["attempt_from"], line["world_size"]) for line in lines if "attempt_from" in line]
+    assert starts == [(0, 1), (6, 2)]
+    assert [line["step"] for line in lines if "step" in line] == [*range(1, 8), *range(7, STEPS_IN_ALL + 1)]
+
+
+def test_a_torn_line_is_skipped_and_no_other(tmp_path: Path) -> None:
+    """The writer died in the middle of a line, then another one went on."""
+    run_attempt(tmp_path, start=0, world_size=1, dies_in=3)
+    whole = (tmp_path / METRICS).read_bytes()
+    torn = json.dumps(asdict(report(4))).encode()
+    for length in range(len(torn)):
+        (tmp_path / METRICS).write_bytes(whole + torn[:length])
+        tail = MetricsTail(tmp_path)
+        assert [line.get("step") for line in tail.read()] == [None, 1, 2, 3]
+        Journal(tmp_path, rank=0, world_size=1, start=3)
+        assert [line.get("attempt_from") for line in tail.read()] == [3]
+
+
+@given(st.lists(st.integers(min_value=1, max_value=400), max_size=30))
+@settings(max_examples=30)
+def test_reading_as_it_grows_gives_what_reading_at_once_gives(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[int]
+) -> None:
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("run")
+    run_attempt(source, start=0, world_size=1)
+    content = (source / METRICS).read_bytes()
+    tail, found = MetricsTail(folder), []
+    assert tail.read() == []
+    written = 0
+    for size in [*pieces, len(content)]:
+        with (folder / METRICS).open("ab") as file:
+            file.write(content[written : written + size])
+        written += size
+        found += tail.read()
+        tail = MetricsTail(folder, tail.offset)  # as a mirror does that was started again
+    assert found == MetricsTail(source).read(limit=-1)
+    assert tail.offset == len(content)
+
+
+def test_a_small_limit_reads_all_lines_in_turns(tmp_path: Path) -> None:
+    run_attempt(tmp_path, start=0, world_size=1)
+    longest = max(len(line) for line in (tmp_path / METRICS).read_bytes().splitlines())
+    tail, found = MetricsTail(tmp_path), []
+    while lines := tail.read(limit=longest + 2):
+        found += lines
+    assert found == MetricsTail(tmp_path).read(limit=-1)
+    assert len(found) == STEPS_IN_ALL + 1
