@@ -43,7 +43,7 @@ FOREIGN = {
     "train": {"torch"},
     "track": {"pyarrow"},
     "track/mlflow.py": {"mlflow"},
-    "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "transformers"},
+    "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "tqdm", "transformers"},
     "bench": {"torch"},
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},
     "commands": {"ray"},

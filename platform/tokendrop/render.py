@@ -24,16 +24,21 @@ def say(text: str) -> None:
 class StatusLine:
     """Long work's state on standard error: one line rewritten on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, *, every_s: float = 10.0) -> None:
+    def __init__(self, *, at_once: bool = True) -> None:
+        """
+        Args:
+            at_once: whether the first state is shown; else only work that takes a while is spoken of.
+        """
         self.is_terminal = sys.stderr.isatty()
-        self._every_s = 0.1 if self.is_terminal else every_s
+        self._every_s = 0.1 if self.is_terminal else 10.0
         self._shown: float | None = None
+        self._due = 0.0 if at_once else time.monotonic() + self._every_s
 
     def show(self, text: Callable[[], str], *, always: bool = False) -> None:
         """Show what `text` returns, when the line is due or `always`."""
         now = time.monotonic()
-        if always or self._shown is None or now - self._shown >= self._every_s:
-            self._shown = now
+        if always or now >= self._due:
+            self._shown, self._due = now, now + self._every_s
             sys.stderr.write(f"\r\x1b[K{text()}" if self.is_terminal else f"{text()}\n")
             sys.stderr.flush()
 

@@ -114,7 +114,7 @@ class LiveLine:
 @contextmanager
 def prepare_line() -> Generator[Callable[[int, int], None]]:
     """The state of preparing token shards in one line: what it gives takes documents and tokens."""
-    line = StatusLine()
+    line = StatusLine(at_once=False)
     try:
         yield lambda documents, tokens: line.show(lambda: f"prepare  {documents:,} documents, {tokens:,} tokens")
     finally:
