@@ -92,7 +92,7 @@ class LiveLine:
     def _text(self, line: dict[str, Any]) -> str:
         step, plan = line["step"], self.plan
         full = plan.layer_tokens_full * step // plan.steps
-        left = self._time_left(step)
+        left = round(self._time_left(step))
         parts = [
             f"step {step}/{plan.steps}",
             f"loss {line['loss']:.3f}",
@@ -100,7 +100,7 @@ class LiveLine:
             f"{plan.tokens_per_step / line['step_time_s']:,.0f} tok/s",
             f"kept {line['kept_length']}/{plan.shape.sequence_length}",
             f"layer tokens saved {1 - line['layer_tokens'] / full:.1%}",
-            f"ETA {left // 60:.0f}:{left % 60:02.0f}",
+            f"ETA {left // 60}:{left % 60:02}",
         ]
         return "  ".join(filter(None, parts))
 

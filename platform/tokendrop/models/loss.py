@@ -8,23 +8,22 @@ from torch.autograd.function import once_differentiable
 
 # Dimensions: N tokens, C tokens of one chunk, D width, V vocabulary.
 
-# Logits of one chunk: 128 MiB in float32, enough to keep a GPU busy.
-_LOGITS_AT_ONCE = 2**25
+# Logits of one chunk. On a GPU, 256 MiB in float32 keep it busy; on a CPU, 16 MiB stay below what glibc's threads
+# can keep of freed memory (see train/device.py).
+_LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 
 
-def head_loss(
-    hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor, *, logits_at_once: int = _LOGITS_AT_ONCE
-) -> Tensor:
+def head_loss(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor, *, logits_at_once: int | None = None) -> Tensor:
     """Mean cross entropy of `linear(hidden, weight)` against the labels, in nats per token.
 
     Matrix products run in autocast's dtype where it is on; the softmax runs in float32, or in float64.
 
     Args:
-        logits_at_once: size of a chunk; it changes memory and speed, not the loss.
+        logits_at_once: size of a chunk, by device when left out; it changes memory and speed, not the loss.
     """
     device = hidden_BSD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_BSD.dtype
-    chunk = max(1, logits_at_once // weight_VD.shape[0])
+    chunk = max(1, (logits_at_once or _LOGITS_AT_ONCE[device]) // weight_VD.shape[0])
     # asked here because inside of a Function no_grad can't be told from training
     wants_grad = torch.is_grad_enabled() and (hidden_BSD.requires_grad or weight_VD.requires_grad)
     with torch.autocast(device, enabled=False):

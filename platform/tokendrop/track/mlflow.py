@@ -1,6 +1,7 @@
 """MLflow, fed from the run folder: training never waits for it and never fails because of it."""
 
 import json
+import logging
 import os
 import re
 import time
@@ -131,6 +132,8 @@ def _client(uri: str | None) -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
+    for name in ("mlflow", "alembic"):  # which tell of every table that they make
+        logging.getLogger(name).setLevel(logging.ERROR)
     return MlflowClient(tracking_uri=uri)
 
 

@@ -9,6 +9,9 @@ import torch
 
 from tokendrop.errors import UserError
 
+# parameters of glibc's mallopt(3)
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
@@ -45,13 +48,14 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
 def tune_cpu(threads: int | None = None) -> None:
     """Set torch's threads, and let glibc keep freed memory.
 
-    By default glibc gives every large temporary back to the kernel at once; faulting its pages in again took a
-    quarter of a training step on a two-core machine (`tokendrop bench step` shows step times).
+    By default glibc gives large temporaries back to the kernel at once, and every step faults tens of thousands of
+    pages in again: a quarter of its time on two cores.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            trim_threshold, mmap_max = -1, -4
-            libc.mallopt(mmap_max, 0)
-            libc.mallopt(trim_threshold, 2**31 - 1)
+    libc = ctypes.CDLL(None)
+    if sys.platform == "linux" and hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        # threads but the first, and Ray trains in one, allocate from heaps of 64 MiB, which glibc keeps only
+        # where the one before has less room than this
+        libc.mallopt(_M_TOP_PAD, 2**27)
