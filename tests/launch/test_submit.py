@@ -342,7 +342,9 @@ def dependencies_alone(folder: Path) -> Path:
     installed = [path for path in sys.path if path.endswith("site-packages")]
     (packages / "dependencies.pth").write_text("\n".join(installed))
     python = folder / "bin" / "python"
-    found = subprocess.run([python, "-c", "import tokendrop"], capture_output=True, text=True, cwd="/", check=False)
+    # -E: a Ray that this session started has put the source tree on PYTHONPATH
+    command = [python, "-E", "-c", "import tokendrop"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
     if "No module named 'tokendrop'" not in found.stderr:
         pytest.skip("tokendrop is installed here as a copy, not with `pip install -e`")
     return python
