@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
+from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
 from tokendrop.schedule.kept_length import Constant, KeptLengthSchedule, Mslg, Piecewise
 from tokendrop.schedule.plan import RunPlan, build_plan
 
@@ -77,3 +78,24 @@ def with_warmup(plan: RunPlan, *, share: float) -> RunPlan:
         per_step = plan.batch.global_batch * plan.shape.layers * plan.shape.sequence_length
     warmup = int(share * (rate.decay_length // per_step)) * per_step
     return replace(plan, learning_rate=replace(rate, warmup=warmup, decay_length=rate.decay_length - warmup))
+
+
+_SECONDS = {(16, 1): 0.2, (64, 1): 0.5, (16, 4): 0.6, (64, 4): 1.8}  # by kept length and micro batch
+MEASURED = DeviceProfile(
+    name="test",
+    kind="measured",
+    source="made up",
+    speeds=(
+        ModelSpeed(
+            model="six layers",
+            shape=ModelShape(layers=6, width=64, sequence_length=64, vocab_size=500, mlp_width=256, causal=True),
+            dropped_layers=4,
+            points=tuple(Point(kept_length=k, micro_batch=m, seconds=s) for (k, m), s in _SECONDS.items()),
+        ),
+    ),
+    devices_per_node=4,
+    within_node=Link(bytes_per_s=1e9, latency_s=1e-5),
+    between_nodes=Link(bytes_per_s=1e8, latency_s=1e-4),
+    checkpoint_bytes_per_s=1e8,
+    resize_s=5.0,
+)

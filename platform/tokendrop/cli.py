@@ -127,8 +127,8 @@ COMMANDS = (
         "plan",
         commands.plan,
         job,
-        about="Print a run before it starts: segments, layer tokens, FLOPs, learning rate.",
-        example="tokendrop plan jobs/paper/gpt3_350m_ltd.yaml train.global_batch=512",
+        about="Print a run before it starts: segments, layer tokens, FLOPs, learning rate; with a profile, its cost.",
+        example="tokendrop plan jobs/paper/gpt3_350m_ltd.yaml scaling.profile=a100-40g-8",
     ),
     Command(
         "prepare",

@@ -19,10 +19,11 @@ from tokendrop.render import bench_text, comparison_text, plan_result, plan_text
 
 def plan(options: argparse.Namespace) -> None:
     config = load_job(options.job, options.overrides)
+    plan, fixed, profile = config.plan(), config.plan_fixed(), config.scaling.profile
     if options.json:
-        print_json({"name": config.name, **plan_result(config.plan())})
+        print_json({"name": config.name, **plan_result(plan, fixed=fixed, profile=profile)})
     else:
-        print(plan_text(config.name, config.plan()))
+        print(plan_text(config.name, plan, fixed=fixed, profile=profile))
 
 
 def prepare(options: argparse.Namespace) -> None:

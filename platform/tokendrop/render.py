@@ -4,11 +4,14 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.plan import RunPlan
+from tokendrop.schedule.scaling import Estimate, estimate
 
-_MOST_ROWS = 16
+_MOST_ROWS, _MOST_RESIZES = 16, 8
 
 
 def print_json(result: Mapping[str, Any]) -> None:
@@ -71,8 +74,13 @@ def count(number: float) -> str:
     return f"{number:g}"
 
 
-def plan_result(plan: RunPlan) -> dict[str, Any]:
-    """A plan as scripts read it."""
+def plan_result(plan: RunPlan, *, fixed: RunPlan | None = None, profile: DeviceProfile | None = None) -> dict[str, Any]:
+    """A plan as scripts read it.
+
+    Args:
+        fixed: the same run at a fixed number of workers, and
+        profile: its devices; with both, what each run takes.
+    """
     return {
         "steps": plan.steps,
         "tokens": plan.steps * plan.tokens_per_step,
@@ -99,17 +107,48 @@ def plan_result(plan: RunPlan) -> dict[str, Any]:
             }
             for segment in plan.segments
         ],
+        "resizes": [{"step": step, "from": before, "to": after} for step, before, after in plan.resizes],
+        **({} if fixed is None or profile is None else _bill(plan, fixed, profile)),
     }
 
 
-def plan_text(name: str, plan: RunPlan) -> str:
-    """A plan as people read it."""
+def _bill(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile) -> dict[str, Any]:
+    both = {"": estimate(plan, profile), "_fixed": estimate(fixed, profile)}
+    figures = {f"{key}{of}": value for of, one in both.items() for key, value in asdict(one).items()}
+    return {"profile": profile.name, "profile_kind": profile.kind, **figures}
+
+
+def plan_text(name: str, plan: RunPlan, *, fixed: RunPlan, profile: DeviceProfile | None = None) -> str:
+    """A plan as people read it; arguments as of `plan_result`."""
     rows = _segment_rows(plan)
     if len(rows) > _MOST_ROWS:
         half = _MOST_ROWS // 2
         rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", "", "", "", "", ""], *rows[-half:]]
     header = ["steps", "kept length", "workers", "accumulation", "lr at the end", "saved by then"]
-    return "\n".join(f"{key:<14} {value}" for key, value in _facts(name, plan)) + "\n\n" + table(header, rows)
+    facts = [*_facts(name, plan), *_scaling_facts(plan, fixed, profile)]
+    return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
+
+
+def _scaling_facts(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile | None) -> list[tuple[str, str]]:
+    facts: list[tuple[str, str]] = []
+    if plan.resizes:
+        some = [f"{after} from step {step:,}" for step, _, after in plan.resizes[:_MOST_RESIZES]]
+        more = len(plan.resizes) - len(some)
+        facts = [("workers", ", ".join([f"{plan.at(0).workers}", *some, *([f"{more} more"] if more else [])]))]
+    if profile is None:
+        return facts
+    now, then = estimate(plan, profile), estimate(fixed, profile)
+    facts += [("expected", f"{_taken(now)}   by {profile.name} ({profile.kind})")]
+    if plan != fixed:
+        facts += [("fixed size", f"{_taken(then)}   on {fixed.at(0).workers} workers")]
+    return facts
+
+
+def _taken(estimate: Estimate) -> str:
+    hours = estimate.wall_clock_s / 3600
+    time = f"{estimate.wall_clock_s:.0f} s" if hours < 1 else f"{hours:.1f} h"
+    cost = "" if estimate.cost is None else f", ${estimate.cost:,.2f}"
+    return f"{time}, {estimate.gpu_hours:,.2f} GPU-hours{cost}"
 
 
 def _facts(name: str, plan: RunPlan) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ KEYS = [
     "layers",
     "base",
 ]
-VALUES = ["gpt", "bert", "mslg", "linear", "constant", "piecewise", "full", "random_ltd", "none", "gpt-5m"]
+VALUES = ["gpt", "bert", "mslg", "linear", "constant", "piecewise", "full", "random_ltd", "none", "gpt-5m", "schedule"]
 DURATIONS = [
     "1e999 steps",
     "70%",
@@ -79,10 +79,16 @@ def loaded_or_refused(path: Path, *overrides: str) -> ExperimentConfig | None:
         return None
 
 
+ELASTIC = ("scaling.mode=schedule", "scaling.profile=a100-40g-8", "scaling.max_workers=2")
+
+
+@pytest.mark.parametrize("overrides", [(), ELASTIC], ids=["fixed", "elastic"])
 @given(data=st.data())
-@settings(max_examples=200)
-def test_any_value_at_any_key_is_taken_or_refused(job: Path, tmp_path_factory, data: st.DataObject) -> None:
-    tree = yaml.safe_load(dump_job(load_job(job)))
+@settings(max_examples=120)
+def test_any_value_at_any_key_is_taken_or_refused(
+    job: Path, tmp_path_factory, overrides: tuple[str, ...], data: st.DataObject
+) -> None:
+    tree = yaml.safe_load(dump_job(load_job(job, overrides)))
     put(tree, data.draw(st.sampled_from(list(paths(tree)))), data.draw(trees))
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(yaml.safe_dump(tree, allow_unicode=True), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Job files: read, inherited, overridden, written back."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import strategies as st
 
 from tokendrop.config.drop import ConstantConfig, FullConfig, LinearConfig, MslgConfig
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.load import dump_job, load_job
+from tokendrop.config.load import dump, dump_job, load_job
 from tokendrop.config.model import BertConfig, GptConfig
+from tokendrop.schedule.scaling import Estimate, estimate
 
 JOBS = Path(__file__).parents[2] / "jobs"
 EVERY_JOB = sorted(JOBS.rglob("*.yaml"))
@@ -108,3 +110,45 @@ def test_whatever_a_job_says_its_dump_says_too(job, tmp_path_factory, seed, name
 
 def yaml_list(texts: list[str]) -> str:
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
+
+
+def test_workers_by_segment_are_taken_as_they_are_written(job: Path) -> None:
+    config = load_job(job, ["scaling={mode: schedule, segments: [{from: 0, workers: 2}, {from: 40%, workers: 1}]}"])
+    plan = config.plan()
+    assert plan.resizes == ((64, 2, 1),)
+    assert {plan.at(step).workers for step in range(64)} == {2}
+    assert {plan.at(step).workers for step in range(64, 160)} == {1}
+    assert config.scaling.most_workers == 2
+
+
+def test_a_job_holds_its_profile_so_that_its_plan_needs_no_other_file(job: Path, tmp_path: Path) -> None:
+    first = load_job(job, ["scaling={mode: schedule, profile: a100-40g-8, max_workers: 2}"])
+    assert first.scaling.profile is not None
+    path = write(tmp_path, "here.yaml", dump(first.scaling.profile))
+    second = load_job(job, [f"scaling={{mode: schedule, profile: {path}, max_workers: 2}}"])
+    assert second == first
+    path.unlink()
+    assert reload(second, tmp_path) == first
+    assert second.plan() == first.plan()
+
+
+def test_a_fixed_size_is_what_it_was_whatever_is_known_of_devices(job: Path) -> None:
+    assert load_job(job, ["scaling.profile=h200-8"]).plan() == load_job(job).plan()
+
+
+@pytest.mark.parametrize(
+    ("wish", "keeps"),
+    [
+        ("minimise: cost, deadline_hours: 110", lambda taken: taken.wall_clock_s <= 110 * 3600),
+        ("minimise: time, budget_gpu_hours: 6100", lambda taken: taken.gpu_hours <= 6100),
+        ("minimise: time, budget_usd: 8000", lambda taken: taken.cost <= 8000),
+    ],
+)
+def test_a_wish_of_the_job_is_kept(wish: str, keeps: Callable[[Estimate], bool]) -> None:
+    scaling = f"scaling={{mode: fit_per_segment, profile: a100-40g-8, workers: 64, {wish}}}"
+    config = load_job(JOBS / "paper" / "gpt3_1.3b_ltd.yaml", [scaling])
+    plan, fixed, profile = config.plan(), config.plan_fixed(), config.scaling.profile
+    assert profile is not None
+    assert plan.resizes
+    assert keeps(estimate(plan, profile))
+    assert estimate(plan, profile).gpu_hours < estimate(fixed, profile).gpu_hours

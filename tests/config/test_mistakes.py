@@ -25,6 +25,9 @@ def written(folder: Path, text: str | bytes) -> Path:
     return path
 
 
+SEGMENTS = "scaling={mode: schedule, segments: [{from: 0%"
+PROFILE = "scaling={mode: schedule, profile: a100-40g-8"
+
 # override: what the sentence must say, beginning with the key
 MISTAKES = {
     # unknown keys, at any depth, with the nearest match
@@ -102,6 +105,28 @@ MISTAKES = {
     "drop.schedule={kind: mslg, start: 8, increment: 8, every: 1 step, full: 999}": "drop.schedule: a kept length",
     "drop.schedule={kind: piecewise, stages: []}": "drop.schedule: want a first stage at step 0",
     "drop.whole_layers=[4]": "drop.whole_layers: want numbers of 4 layers, got [4]",
+    # workers
+    "scaling.deadline_hours=2": "scaling: mode is 'fixed', so segments, min_workers",
+    "scaling.mode=elastic": "scaling.mode: want one of fixed, schedule, fit_per_segment",
+    "scaling.mode=schedule": "scaling: mode 'schedule' wants segments, or a profile",
+    f"{SEGMENTS}, workers: 2}}], deadline_hours: 2}}": "scaling: segments give the workers outright",
+    f"{SEGMENTS}, workers: 0}}]}}": "scaling.segments[0]: want workers of at least 1, got 0",
+    f"{SEGMENTS}, workers: 3}}]}}": "scaling: global batch 16 must be a multiple of micro batch 8 x 3 workers",
+    f"{SEGMENTS}, worker: 3}}]}}": "scaling.segments[0].worker: unknown key; did you mean 'workers'?",
+    f"{SEGMENTS}}}]}}": "scaling.segments[0].workers: this key is needed and missing",
+    "scaling={mode: schedule, segments: [{workers: 3}]}": "scaling.segments[0].from: this key is needed and missing",
+    "scaling={mode: schedule, segments: [{from: 40%, workers: 1}]}": "scaling: want first steps that rise from 0",
+    "scaling.profile=a100": "scaling.profile: want a100-40g-8, h200-8 or a .yaml or .json file, got 'a100'",
+    "scaling.profile={kind: measured}": "scaling.profile.name: this key is needed and missing",
+    "scaling.profile={kind: guessed}": "scaling.profile.kind: want one of measured, derived, got 'guessed'",
+    f"{PROFILE}, min_workers: 3}}": "scaling: want 1 <= min_workers <= max_workers",
+    f"{PROFILE}, min_workers: 3, max_workers: 9}}": "scaling: no number of workers from 3 to 9 divides the 2 micro",
+    f"{PROFILE}, deadline_hours: 1e-6}}": "scaling: deadline_hours=1e-06 can't be met: with 1 to 1 workers",
+    f"{PROFILE}, minimise: time, budget_usd: 1e-6}}": "scaling: a budget of 7.69231e-07 GPU-hours can't be kept",
+    f"{PROFILE}, deadline_hours: 0}}": "scaling: want deadline_hours, budget_gpu_hours and budget_usd above 0",
+    f"{PROFILE}, budget_usd: 5}}": "scaling: a budget goes with minimise: time",
+    f"{PROFILE}, minimise: time, deadline_hours: 5}}": "scaling: deadline_hours goes with minimise: cost",
+    f"{PROFILE}, minimise: time, budget_usd: 5, budget_gpu_hours: 5}}": "scaling: want one budget",
     "drop.method=none": "drop: method is 'none', so this schedule would do nothing",
 }
 
@@ -154,6 +179,22 @@ def test_an_override_that_cannot_be_applied_is_quoted(override: str, says: str, 
 def test_a_file_that_is_no_job_is_named_with_the_reason(text: str | bytes, says: str, tmp_path: Path) -> None:
     sentence = message(written(tmp_path, text))
     assert sentence.startswith(str(tmp_path))
+    assert says in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[1]", "want a mapping of keys such as 'speeds:' and 'within_node:', got a list"),
+        ("a: [", "not valid YAML"),
+        (b"\xff\xfe", "a device profile must be UTF-8 text"),
+        (None, "can't read this device profile (No such file or directory)"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_named(text: str | bytes | None, says: str, job: Path, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml" if text is None else written(tmp_path, text)
+    sentence = message(job, f"scaling.profile={path}")
+    assert str(path) in sentence
     assert says in sentence
 
 

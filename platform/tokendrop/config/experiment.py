@@ -57,6 +57,12 @@ class ExperimentConfig:
         Raises:
             ValueError: two branches do not fit together; the message names the keys.
         """
+        fixed = self.plan_fixed()
+        with _naming("scaling"):
+            return self.scaling.apply(fixed)
+
+    def plan_fixed(self) -> RunPlan:
+        """The same run on `scaling.workers` at every step."""
         train, shape = self.train, self.model.shape
         with _naming("train.global_batch"):
             batch = BatchSplit(

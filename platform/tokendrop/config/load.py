@@ -10,10 +10,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.files import Tree, kind_of, parse, profile_mapping, read_mapping
 from tokendrop.errors import UserError
+from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Duration
 
-Tree = dict[str, Any]
 _TOO_LARGE = 2**63  # for torch, numpy and Parquet alike
 
 
@@ -37,35 +38,24 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfi
 
 def dump_job(config: ExperimentConfig) -> str:
     """The resolved job as YAML; `load_job` reads it back to an equal configuration."""
+    return dump(config)
+
+
+def dump(config: ExperimentConfig | DeviceProfile) -> str:
+    """A job or a device profile as YAML, every key of it."""
     return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=100)
 
 
 def _read(path: Path, *, depth: int) -> Tree:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: a job file must be UTF-8 text") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: can't read this job file ({reason})") from None
-    tree = _parse(text, str(path))
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: want a mapping of keys such as 'model:' and 'train:', got {_kind(tree)}")
+    tree = read_mapping(path, "job file", keys="'model:' and 'train:'")
     base = tree.pop("base", None)
     if base is None:
         return tree
     if not isinstance(base, str):
-        raise UserError(f"{path}: base: want the path of one job file, got {_kind(base)}")
+        raise UserError(f"{path}: base: want the path of one job file, got {kind_of(base)}")
     if depth:
         raise UserError(f"{path}: base: a base job can't have a base of its own")
     return _merge(_read(path.parent / base, depth=depth + 1), tree)
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except Exception as error:  # PyYAML lets other errors than its own escape: `!!int ""` is an IndexError
-        raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _merge(base: Tree, over: Tree) -> Tree:
@@ -93,9 +83,9 @@ def _override(tree: Tree, text: str) -> None:
         if below is None:
             below = tree[branch] = {}
         if not isinstance(below, dict):
-            raise UserError(f"override {text!r}: '{branch}' holds {_kind(below)}, it has no keys below it")
+            raise UserError(f"override {text!r}: '{branch}' holds {kind_of(below)}, it has no keys below it")
         tree = below
-    tree[leaf] = _merge(tree, {leaf: _parse(value, f"override {text!r}")})[leaf]
+    tree[leaf] = _merge(tree, {leaf: parse(value, f"override {text!r}")})[leaf]
 
 
 def build(target: Any, value: Any, path: str) -> Any:
@@ -115,17 +105,19 @@ def build(target: Any, value: Any, path: str) -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, list):
-            raise UserError(f"{path}: want a list, got {_kind(value)}")
+            raise UserError(f"{path}: want a list, got {kind_of(value)}")
         return tuple(build(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     return _scalar(target, value, path)
 
 
 def _dataclass(target: Any, value: Any, path: str) -> Any:
+    if target is DeviceProfile and isinstance(value, str):
+        value = profile_mapping(value, path)
     if not isinstance(value, Mapping):
-        raise UserError(f"{path or 'job'}: want a mapping of keys, got {_kind(value)}")
+        raise UserError(f"{path or 'job'}: want a mapping of keys, got {kind_of(value)}")
     value = _with_preset(target, dict(value), path)
     hints = get_type_hints(target)
-    fields = {field.name: field for field in dataclasses.fields(target)}
+    fields = {_key(field): field for field in dataclasses.fields(target)}
     for key in value:
         if key not in fields:
             raise UserError(f"{_join(path, key)}: unknown key{_suggestion(key, list(fields))}")
@@ -133,7 +125,9 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if missing and name not in value:
             raise UserError(f"{_join(path, name)}: this key is needed and missing")
-    arguments = {key: build(hints[key], item, _join(path, key)) for key, item in value.items()}
+    arguments = {
+        fields[key].name: build(hints[fields[key].name], item, _join(path, key)) for key, item in value.items()
+    }
     try:
         return target(**arguments)
     except UserError:
@@ -158,7 +152,10 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
         return None
     members = tuple(member for member in members if member is not type(None))
     kinds = {
-        get_args(get_type_hints(m)["kind"])[0]: m for m in members if dataclasses.is_dataclass(m) and m is not Duration
+        kind: m
+        for m in members
+        if dataclasses.is_dataclass(m) and m is not Duration
+        for kind in get_args(get_type_hints(m)["kind"])
     }
     if kinds and isinstance(value, Mapping):
         if len(kinds) > 1 and "kind" not in value:
@@ -193,7 +190,7 @@ def _scalar(target: Any, value: Any, path: str) -> Any:
         return int(number)
     names = {bool: "true or false", str: "text", float: "a number", int: "a whole number"}
     limit = " below 2**63" if _is_number(value) and abs(value) >= _TOO_LARGE else ""
-    raise UserError(f"{path}: want {names[target]}{limit}, got {_kind(value)}")
+    raise UserError(f"{path}: want {names[target]}{limit}, got {kind_of(value)}")
 
 
 def _number(value: Any) -> int | float | None:
@@ -214,20 +211,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Duration):
         return str(value)
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {_key(field): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _key(field: dataclasses.Field[Any]) -> str:
+    """The key of a field in a job file: its name, without the `_` that keeps it from being a keyword of Python."""
+    return field.name.rstrip("_")
 
 
 def _join(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, Mapping):
-        return "a mapping"
-    return "a list" if isinstance(value, list) else repr(value)
 
 
 def _suggestion(key: Any, names: Sequence[str]) -> str:

@@ -1,8 +1,27 @@
 """Where a run takes place and what it leaves behind."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Duration
+from tokendrop.schedule.plan import RunPlan
+from tokendrop.schedule.scaling import Wish, choose_sizes, with_workers
+
+_MOST_WORKERS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersFrom:
+    """From a point of the run on, so many workers."""
+
+    from_: Duration
+    """In job files `from`: such as `40%` or `1000 steps`."""
+    workers: int
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"want workers of at least 1, got {self.workers}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,6 +29,23 @@ class ScalingConfig:
     """Workers of the run and what each of them holds."""
 
     workers: int = 1
+    """At every step with `mode: fixed`; else what the plan is compared with."""
+    mode: Literal["fixed", "schedule", "fit_per_segment"] = "fixed"
+    """schedule: the workers follow the plan within one run of Ray Train; fit_per_segment: one such run a segment."""
+    segments: tuple[WorkersFrom, ...] = ()
+    """The workers outright, from 0% on; without them they are chosen by `profile`."""
+    profile: DeviceProfile | None = None
+    """What devices can do: the name of a shipped profile, a file of `tokendrop profile`, or the profile itself."""
+    min_workers: int = 1
+    max_workers: int | None = None
+    """`workers` when left out."""
+    minimise: Literal["cost", "time"] = "cost"
+    """cost: the fewest GPU-hours within `deadline_hours`; time: the shortest run within a budget."""
+    deadline_hours: float | None = None
+    """Of training and resizes, start-up left out."""
+    budget_gpu_hours: float | None = None
+    budget_usd: float | None = None
+    """At the profile's `usd_per_gpu_hour`."""
     cpus_per_worker: int = 2
     """CPU cores, and torch threads, of one worker."""
     gpus_per_worker: int = 0
@@ -25,6 +61,57 @@ class ScalingConfig:
             raise ValueError(
                 "want workers and cpus_per_worker of at least 1, gpus_per_worker and max_restarts of at least 0"
             )
+        self._check_elastic()
+
+    def _check_elastic(self) -> None:
+        limits = (self.deadline_hours, self.budget_gpu_hours, self.budget_usd)
+        bounds = self.min_workers != 1 or self.max_workers is not None
+        if self.mode == "fixed" and (self.segments or bounds or any(limits)):
+            raise ValueError(
+                "mode is 'fixed', so segments, min_workers, max_workers, deadline_hours and budgets would do nothing;"
+                " set scaling.mode: schedule"
+            )
+        if self.mode != "fixed" and not self.segments and self.profile is None:
+            raise ValueError(f"mode '{self.mode}' wants segments, or a profile to choose the workers by")
+        if self.segments and (bounds or any(limits)):
+            raise ValueError("segments give the workers outright; leave out bounds of workers, deadline and budgets")
+        if any(limit is not None and limit <= 0 for limit in limits):
+            raise ValueError("want deadline_hours, budget_gpu_hours and budget_usd above 0")
+        if self.minimise == "cost" and any(limits[1:]):
+            raise ValueError("a budget goes with minimise: time; with minimise: cost, give deadline_hours")
+        if self.minimise == "time" and self.deadline_hours is not None:
+            raise ValueError("deadline_hours goes with minimise: cost; with minimise: time, give a budget")
+        if all(limits[1:]) or (self.budget_usd and self.profile and not self.profile.usd_per_gpu_hour):
+            raise ValueError(
+                "want one budget: budget_gpu_hours, or budget_usd where the profile has a usd_per_gpu_hour"
+            )
+        least, most = self.min_workers, self.most_workers
+        if self.mode != "fixed" and not self.segments and not 1 <= least <= most <= _MOST_WORKERS:
+            raise ValueError(f"want 1 <= min_workers <= max_workers <= {_MOST_WORKERS}, got {least} and {most}")
+
+    @property
+    def most_workers(self) -> int:
+        """The largest number of workers that this run may have."""
+        if self.segments:
+            return max(segment.workers for segment in self.segments)
+        return self.workers if self.max_workers is None else self.max_workers
+
+    def apply(self, plan: RunPlan) -> RunPlan:
+        """The plan with the workers of each step, as this configuration wants them.
+
+        Raises:
+            ValueError: no workers fit.
+        """
+        if self.mode == "fixed":
+            return plan
+        if self.segments or self.profile is None:
+            clock = {"tokens_per_step": plan.tokens_per_step, "total_steps": plan.steps}
+            return with_workers(plan, [(round(s.from_.steps(**clock)), s.workers) for s in self.segments])
+        limit = self.deadline_hours if self.minimise == "cost" else self.budget_gpu_hours
+        if self.budget_usd and self.profile.usd_per_gpu_hour:
+            limit = self.budget_usd / self.profile.usd_per_gpu_hour
+        wish = Wish(min_workers=self.min_workers, max_workers=self.most_workers, minimise=self.minimise, limit=limit)
+        return with_workers(plan, choose_sizes(plan, self.profile, wish))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,12 @@ class ModelShape:
     mlp_width: int
     causal: bool
 
+    @property
+    def parameters(self) -> int:
+        """Weights of the matrices and embeddings, the head tied; norms and biases, a thousandth, are left out."""
+        layer = 4 * self.width**2 + 2 * self.width * self.mlp_width
+        return self.layers * layer + (self.vocab_size + self.sequence_length) * self.width
+
     def layer_tokens(self, *, kept: int, dropped_layers: int) -> int:
         """Layer tokens of one sequence; a layer token is one token passing through one layer.
 

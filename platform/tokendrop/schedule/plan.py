@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from tokendrop.schedule.batch import BatchSplit
@@ -36,12 +37,20 @@ class RunPlan:
     shape: ModelShape
     dropped_layers: tuple[int, ...]
     batch: BatchSplit
+    """At the fixed number of workers; a segment's own is in its `workers`."""
     lr_clock: Clock
     learning_rate: LearningRate
 
     @property
     def steps(self) -> int:
         return self.segments[-1].stop
+
+    @property
+    def resizes(self) -> tuple[tuple[int, int, int], ...]:
+        """Where the workers change: (first step of the new number, workers before, workers from there on)."""
+        return tuple(
+            (two.start, one.workers, two.workers) for one, two in pairwise(self.segments) if one.workers != two.workers
+        )
 
     @property
     def tokens_per_step(self) -> int:

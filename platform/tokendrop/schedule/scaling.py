@@ -1,0 +1,158 @@
+"""How many workers each part of a run should have, and what the run then takes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil
+from typing import Literal
+
+from tokendrop.schedule.device import DeviceProfile
+from tokendrop.schedule.plan import RunPlan, Segment
+from tokendrop.schedule.search import Pair, Stages, best_route, total
+
+Sizes = tuple[tuple[int, int], ...]
+"""(first step, workers), by rising steps from 0."""
+_HOUR_S, _MOST_PARTS = 3600.0, 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a plan of workers is to be good at; a worker is one device."""
+
+    min_workers: int
+    max_workers: int
+    minimise: Literal["cost", "time"]
+    limit: float | None = None
+    """Hours where cost is minimised, GPU-hours where time is; None for no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What the training steps and resizes of a run take; validation and start-up are left out."""
+
+    wall_clock_s: float
+    gpu_hours: float
+    cost: float | None
+    """USD; None where the profile has no price."""
+
+
+def with_workers(plan: RunPlan, sizes: Sequence[tuple[int, int]]) -> RunPlan:
+    """The same run on other workers; segments are cut where the workers change.
+
+    Raises:
+        ValueError: the sizes don't start at step 0, don't rise, or don't divide the micro batches of a step.
+    """
+    starts = [start for start, _ in sizes]
+    if not starts or starts[0] != 0 or any(one >= two for one, two in pairwise(starts)) or starts[-1] >= plan.steps:
+        raise ValueError(f"want first steps that rise from 0 and lie below {plan.steps}, got {starts}")
+    return replace(plan, segments=tuple(_cut(plan, sizes)))
+
+
+def _cut(plan: RunPlan, sizes: Sequence[tuple[int, int]]) -> Iterator[Segment]:
+    ends = [start for start, _ in sizes[1:]] + [plan.steps]
+    for (first, workers), end in zip(sizes, ends, strict=True):
+        split = replace(plan.batch, world_size=workers)
+        for segment in plan.segments:
+            start, stop = max(first, segment.start), min(end, segment.stop)
+            if start < stop:
+                yield replace(
+                    segment,
+                    start=start,
+                    stop=stop,
+                    workers=workers,
+                    accumulation=split.accumulation,
+                    layer_tokens_before=plan.layer_tokens(start),
+                    flops_before=plan.flops(start),
+                )
+
+
+def estimate(plan: RunPlan, profile: DeviceProfile) -> Estimate:
+    """Wall clock, GPU-hours and cost of a run as its plan has it.
+
+    While workers change, the larger number of them waits and is paid for.
+    """
+    steps = [(s.workers, (s.stop - s.start) * step_s(plan, profile, s, s.workers)) for s in plan.segments]
+    pause_s = profile.pause_s(plan.shape)
+    steps += [(max(before, after), pause_s) for _, before, after in plan.resizes]
+    gpu_hours = sum(workers * seconds for workers, seconds in steps) / _HOUR_S
+    price = profile.usd_per_gpu_hour
+    return Estimate(
+        wall_clock_s=sum(seconds for _, seconds in steps),
+        gpu_hours=gpu_hours,
+        cost=None if price is None else gpu_hours * price,
+    )
+
+
+def step_s(plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int) -> float:
+    """Seconds of one step of a segment on so many workers."""
+    batch = replace(plan.batch, world_size=workers)
+    return profile.step_s(plan.shape, dropped_layers=len(plan.dropped_layers), kept=segment.kept_length, batch=batch)
+
+
+@lru_cache(maxsize=64)
+def choose_sizes(plan: RunPlan, profile: DeviceProfile, wish: Wish) -> Sizes:
+    """Workers of each kept-length stage, neighbours of one size merged: the best there are for the wish.
+
+    Where a run has more than 128 stages, as many neighbours are taken together as bring them below that.
+
+    Raises:
+        ValueError: no size divides the micro batches of a step, or no choice keeps the limit.
+    """
+    options = legal_sizes(plan, wish)
+    parts = _parts(plan.segments)
+    stages = [[_pair(wish, h, h * w) for w in options for h in [_hours(plan, profile, part, w)]] for part in parts]
+    pause = profile.pause_s(plan.shape) / _HOUR_S
+    turns = [[_pair(wish, pause, pause * max(v, w)) if v != w else (0.0, 0.0) for w in options] for v in options]
+    route = best_route(stages, turns, wish.limit)
+    if route is None:
+        raise ValueError(_too_little(wish, _least(stages, turns)))
+    sizes = [(part[0].start, options[option]) for part, option in zip(parts, route, strict=True)]
+    return tuple(size for i, size in enumerate(sizes) if i == 0 or size[1] != sizes[i - 1][1])
+
+
+def legal_sizes(plan: RunPlan, wish: Wish) -> list[int]:
+    """Numbers of workers that share the micro batches of a step evenly.
+
+    Raises:
+        ValueError: there is none between the wish's bounds.
+    """
+    micro_batches = plan.batch.global_batch // plan.batch.micro_batch
+    most = min(wish.max_workers, micro_batches)
+    legal = [size for size in range(wish.min_workers, most + 1) if micro_batches % size == 0]
+    if not legal:
+        fits = next(size for size in range(min(wish.min_workers, micro_batches), 0, -1) if micro_batches % size == 0)
+        raise ValueError(
+            f"no number of workers from {wish.min_workers} to {wish.max_workers} divides the {micro_batches} micro"
+            f" batches of a step; the next one below is {fits}"
+        )
+    return legal
+
+
+def _parts(segments: Sequence[Segment]) -> list[Sequence[Segment]]:
+    size = ceil(len(segments) / _MOST_PARTS)
+    return [segments[i : i + size] for i in range(0, len(segments), size)]
+
+
+def _hours(plan: RunPlan, profile: DeviceProfile, part: Sequence[Segment], workers: int) -> float:
+    return sum((s.stop - s.start) * step_s(plan, profile, s, workers) for s in part) / _HOUR_S
+
+
+def _pair(wish: Wish, hours: float, gpu_hours: float) -> Pair:
+    return (gpu_hours, hours) if wish.minimise == "cost" else (hours, gpu_hours)
+
+
+def _least(stages: Stages, turns: Stages) -> float:
+    """The least that the limited sum can be."""
+    swapped, swapped_turns = ([[(b, a) for a, b in row] for row in rows] for rows in (stages, turns))
+    route = best_route(swapped, swapped_turns)
+    assert route is not None
+    return total(swapped, swapped_turns, route)[0]
+
+
+def _too_little(wish: Wish, least: float) -> str:
+    enough = ceil(least * 100) / 100
+    among = f"with {wish.min_workers} to {wish.max_workers} workers"
+    if wish.minimise == "cost":
+        return f"deadline_hours={wish.limit:g} can't be met: {among} this run takes {enough:g} hours at least"
+    return f"a budget of {wish.limit:g} GPU-hours can't be kept: {among} this run takes {enough:g} at least"
