@@ -74,6 +74,12 @@ def overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", help="key=value overrides, such as train.length='500 steps'")
 
 
+def profile(parser: argparse.ArgumentParser) -> None:
+    job(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a new .yaml file (default NAME.profile.yaml)")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved repeats (default 3)")
+
+
 def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", help="job file (YAML); with --resume, the run's own when left out")
     overrides(parser)
@@ -129,6 +135,13 @@ COMMANDS = (
         job,
         about="Print a run before it starts: segments, layer tokens, FLOPs, learning rate; with a profile, its cost.",
         example="tokendrop plan jobs/paper/gpt3_350m_ltd.yaml scaling.profile=a100-40g-8",
+    ),
+    Command(
+        "profile",
+        commands.profile,
+        profile,
+        about="Measure what `scaling.profile` needs to choose workers: step times, links and disk of this machine.",
+        example="tokendrop profile jobs/pretrain/quickstart.yaml --out here.yaml",
     ),
     Command(
         "prepare",

@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.load import load_job
+from tokendrop.config.load import dump, load_job
 from tokendrop.errors import UserError
-from tokendrop.render import bench_text, comparison_text, plan_result, plan_text, print_json, say
+from tokendrop.render import bench_text, comparison_text, plan_result, plan_text, print_json, profile_text, say
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -24,6 +25,23 @@ def plan(options: argparse.Namespace) -> None:
         print_json({"name": config.name, **plan_result(plan, fixed=fixed, profile=profile)})
     else:
         print(plan_text(config.name, plan, fixed=fixed, profile=profile))
+
+
+def profile(options: argparse.Namespace) -> None:
+    config = load_job(options.job, options.overrides)
+    out = options.out or Path(f"{config.name}.profile.yaml")
+    if out.suffix not in (".yaml", ".yml") or out.exists() or not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: want a new .yaml file in a folder that exists")
+    if options.rounds < 1:
+        raise UserError(f"--rounds: want at least 1, got {options.rounds}")
+    from tokendrop.bench.profile import measure_profile
+
+    measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, say=say)
+    out.write_text(dump(measured), encoding="utf-8")
+    if options.json:
+        print_json({"file": str(out), "profile": asdict(measured)})
+    else:
+        print(profile_text(measured, str(out)))
 
 
 def prepare(options: argparse.Namespace) -> None:

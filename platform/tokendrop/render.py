@@ -214,6 +214,22 @@ def comparison_text(results: Sequence[Mapping[str, Any]], names: Sequence[str]) 
     return table(["run", "val loss", "layer tokens", "FLOPs", "training time", "tokens/s"], rows)
 
 
+def profile_text(profile: DeviceProfile, path: str) -> str:
+    """A measured device profile, and where it lies."""
+    speed, rows = profile.speeds[0], list[list[str]]()
+    for point in speed.points:
+        share = speed.shape.flops(kept=point.kept_length, dropped_layers=speed.dropped_layers)
+        share /= speed.shape.flops(kept=speed.shape.sequence_length, dropped_layers=0)
+        achieved = speed.flops_per_s(share=share, micro_batch=point.micro_batch)
+        rows.append([f"{point.kept_length}", f"{point.micro_batch}", f"{point.seconds:.4g}", count(achieved)])
+    link, storage = profile.within_node, profile.checkpoint_bytes_per_s
+    return (
+        f"{table(['kept length', 'micro batch', 'seconds', 'FLOP/s'], rows)}\n\n"
+        f"all-reduce {count(link.bytes_per_s)}B/s, {link.latency_s * 1e6:.3g} us; checkpoint {count(storage)}B/s\n"
+        f"{path}   for scaling.profile"
+    )
+
+
 def bench_text(result: Mapping[str, Any]) -> str:
     """Figures of a benchmark, with their spread."""
     rows = [

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,20 +35,15 @@ def bench_step(
     tune_cpu()
     dtype = pick_dtype(precision, device)
     config = _model(preset, device)
-    batch = _random_batch(config, micro_batch, device)
+    batch = random_batch(config, micro_batch, device)
     training = TrainConfig(length=Duration.parse("1 steps"), global_batch=1, micro_batch=1, peak_lr=1e-4)
 
-    model = build_model(config, seed=1).to(device)
-    dropping = attach(model, seed=1)
-    if compiled:
-        for block in model.blocks:
-            block.compile()
-    engine = DdpEngine(model, build_optimizer(model, training), dtype)
+    engine, dropping = bench_engine(config, replace(training, compile=compiled), device, dtype)
     plain = PlainGpt(config).to(device)
     plain_optimizer = build_optimizer(plain, training)
 
     lengths = {f"1/{share}": config.sequence_length // share for share in _SHARES}
-    cases = {name: partial(_our_step, engine, dropping, batch, kept_length=kept) for name, kept in lengths.items()}
+    cases = {name: partial(timed_step, engine, dropping, batch, kept_length=kept) for name, kept in lengths.items()}
     cases["plain"] = partial(_plain_step, plain, plain_optimizer, batch, dtype)
     for warm_up in cases.values():
         warm_up()
@@ -60,6 +56,24 @@ def bench_step(
     command = f"tokendrop bench step --micro-batch {micro_batch} --precision {precision_name} --rounds {rounds}"
     command += f" --preset {preset}" if preset else ""
     return bench_result("step", figures, command + (" --compile" if compiled else ""))
+
+
+def bench_engine(
+    config: GptConfig,
+    training: TrainConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    whole_layers: tuple[int, ...] = (0, -1),
+) -> tuple[DdpEngine, Dropping]:
+    """A model on its device, ready to train and to drop tokens."""
+    model = build_model(config, seed=1, activation_checkpointing=training.activation_checkpointing)
+    model = model.to(device, torch.promote_types(dtype, torch.float32))
+    dropping = attach(model, seed=1, whole_layers=whole_layers)
+    if training.compile:
+        for block in model.blocks:
+            block.compile()
+    return DdpEngine(model, build_optimizer(model, training), dtype), dropping
 
 
 def _figures(seconds: Mapping[str, list[float]], config: GptConfig, lengths: Mapping[str, int]) -> dict[str, Any]:
@@ -77,19 +91,21 @@ def _figures(seconds: Mapping[str, list[float]], config: GptConfig, lengths: Map
     return figures
 
 
-def _our_step(engine: Engine, dropping: Dropping, batch: Batch, *, kept_length: int) -> float:
-    _synchronize(batch)
+def timed_step(engine: Engine, dropping: Dropping, batch: Batch, *, kept_length: int, update: bool = True) -> float:
+    """Seconds of draw, forward and backward, and of clip and AdamW where `update` is set."""
+    synchronize(batch)
     started = time.perf_counter()
     length = batch.input_ids_BS.shape[1]
     dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, sequence_length=length)
     engine.forward_backward(batch, share=1.0, last_micro_batch=True)
-    engine.step(lr=1e-4, max_grad_norm=1.0)
-    _synchronize(batch)
+    if update:
+        engine.step(lr=1e-4, max_grad_norm=1.0)
+    synchronize(batch)
     return time.perf_counter() - started
 
 
 def _plain_step(model: PlainGpt, optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype) -> float:
-    _synchronize(batch)
+    synchronize(batch)
     started = time.perf_counter()
     with autocast(batch.input_ids_BS.device, dtype):
         loss = model(batch.input_ids_BS, batch.labels_BS)
@@ -97,7 +113,7 @@ def _plain_step(model: PlainGpt, optimizer: torch.optim.Optimizer, batch: Batch,
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    _synchronize(batch)
+    synchronize(batch)
     return time.perf_counter() - started
 
 
@@ -108,12 +124,14 @@ def _model(preset: str | None, device: torch.device) -> GptConfig:
     return build(GptConfig, {"preset": preset, "vocab_size": _GPU_VOCABULARY}, "model")
 
 
-def _random_batch(config: GptConfig, micro_batch: int, device: torch.device) -> Batch:
+def random_batch(config: GptConfig, micro_batch: int, device: torch.device) -> Batch:
+    """Sequences of random tokens."""
     tokens = torch.randint(config.vocab_size, (micro_batch, config.sequence_length + 1), device=device)
     ids = torch.arange(micro_batch, device=device)
     return Batch(input_ids_BS=tokens[:, :-1], labels_BS=tokens[:, 1:], sample_ids_B=ids)
 
 
-def _synchronize(batch: Batch) -> None:
+def synchronize(batch: Batch) -> None:
+    """Return when the batch's device has done what it was given."""
     if batch.input_ids_BS.is_cuda:
         torch.cuda.synchronize()

@@ -1,0 +1,107 @@
+"""`tokendrop profile`: what the machine at hand can do, for the planner of workers."""
+
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from tokendrop.bench.exchange import measure_link
+from tokendrop.bench.figures import interleave, machine
+from tokendrop.bench.step import bench_engine, random_batch, synchronize, timed_step
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.method import Dropping
+from tokendrop.models.batch import Batch
+from tokendrop.models.build import check_trainable
+from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point
+from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
+from tokendrop.train.engines.ddp import DdpEngine
+
+_SHARES = (16, 8, 4, 2, 1)
+_RESIZE_S = 10.0  # processes of torch and Ray that start and connect: 5 to 15 s
+
+
+def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Callable[[str], None]) -> DeviceProfile:
+    """Time the job's model on one worker of this machine, its gradients between two, and its checkpoint."""
+    device, scaling = pick_device(), config.scaling
+    tune_cpu(scaling.cpus_per_worker)
+    dtype = pick_dtype(config.train.precision, device)
+    whole_layers = config.drop.whole_layer_numbers()
+    model = check_trainable(config.model)
+    engine, dropping = bench_engine(model, config.train, device, dtype, whole_layers=whole_layers)
+
+    points, update_s = _speeds(config, engine, dropping, rounds=rounds, say=say)
+    bytes_per_s = _checkpoint_bytes_per_s(engine, Path(config.runs_folder))
+    say(f"storage  {bytes_per_s / 1e6:.4g} MB/s to {config.runs_folder}")
+    link, backend = measure_link()
+    say(f"link     {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us by {backend}")
+    here = machine()
+    return DeviceProfile(
+        name=name,
+        kind="measured",
+        source=f"tokendrop profile on {here['device']}, {scaling.cpus_per_worker} of {here['cores']} cores a worker,"
+        f" {dtype}, torch {here['torch']}, medians of {rounds} rounds. Links: 2 local processes by {backend}, between"
+        " nodes taken to be the same, no overlap. Not measured: resize_s, and the price, which is left open.",
+        speeds=(
+            ModelSpeed(
+                model=model.preset or config.name,
+                shape=model.shape,
+                dropped_layers=model.layers - len({layer % model.layers for layer in whole_layers}),
+                points=points,
+            ),
+        ),
+        devices_per_node=torch.cuda.device_count() or max(1, here["cores"] // scaling.cpus_per_worker),
+        within_node=link,
+        between_nodes=link,
+        update_s_per_parameter=update_s / model.shape.parameters,
+        checkpoint_bytes_per_s=bytes_per_s,
+        resize_s=_RESIZE_S,
+    )
+
+
+def _speeds(
+    config: ExperimentConfig, engine: DdpEngine, dropping: Dropping, *, rounds: int, say: Callable[[str], None]
+) -> tuple[tuple[Point, ...], float]:
+    """Forward and backward at kept lengths from 1/16 to full and at the micro batch and half of it; one update."""
+    model, micro_batch = check_trainable(config.model), config.train.micro_batch
+    sizes = sorted({max(1, micro_batch // 2), micro_batch})
+    lengths = sorted({max(1, model.sequence_length // share) for share in _SHARES})
+    batches = {size: random_batch(model, size, engine.device) for size in sizes}
+    cases: dict[str, Callable[[], float]] = {
+        f"{size}x{kept}": partial(timed_step, engine, dropping, batches[size], kept_length=kept, update=False)
+        for size in sizes
+        for kept in lengths
+    }
+    first = f"{sizes[0]}x{lengths[0]}"
+    cases["update"] = partial(_update_s, engine, batches[sizes[0]], cases[first])
+    for warm_up in cases.values():
+        warm_up()
+    seconds = {case: median(times) for case, times in interleave(cases, rounds=rounds, say=say).items()}
+    points = (Point(kept_length=k, micro_batch=s, seconds=seconds[f"{s}x{k}"]) for s in sizes for k in lengths)
+    return tuple(points), seconds["update"]
+
+
+def _update_s(engine: DdpEngine, batch: Batch, make_gradients: Callable[[], float]) -> float:
+    make_gradients()
+    started = time.perf_counter()
+    engine.step(lr=1e-4, max_grad_norm=1.0)
+    synchronize(batch)
+    return time.perf_counter() - started
+
+
+def _checkpoint_bytes_per_s(engine: DdpEngine, runs: Path) -> float:
+    """Of a checkpoint as runs write it, to the disk that they write to."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".profile-", dir=runs) as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what we want
+        checkpoints = Checkpoints(Path(folder), keep=1, meta={})
+        started = time.perf_counter()
+        checkpoints.save(engine, 1)
+        checkpoints.wait()
+        seconds = time.perf_counter() - started
+        return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) / seconds

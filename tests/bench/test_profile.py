@@ -1,0 +1,51 @@
+"""A profile measured here is one that a job takes."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from corpora import documents, tiny_job, write_corpus
+from tokendrop.bench.exchange import measure_link
+from tokendrop.cli import main
+from tokendrop.config.load import load_job
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return tiny_job(tmp_path, [write_corpus(tmp_path / "good.jsonl", documents(8))])
+
+
+def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path, capsys) -> None:
+    out = tmp_path / "here.yaml"
+    main(["profile", str(job), "--out", str(out), "--rounds", "1", "--json"])
+    result = json.loads(capsys.readouterr().out)
+
+    config = load_job(job, [f"scaling={{mode: schedule, profile: {out}, max_workers: 2}}"])
+
+    profile = config.scaling.profile
+    assert profile is not None
+    assert result["file"] == str(out)
+    assert (profile.name, profile.kind) == ("here", "measured")
+    assert result["profile"]["speeds"][0]["points"] == [asdict(point) for point in profile.speeds[0].points]
+    assert profile.speeds[0].shape == config.model.shape
+    assert {point.micro_batch for point in profile.speeds[0].points} == {1, config.train.micro_batch}
+    assert not list((tmp_path / "runs").glob(".profile-*"))
+
+
+def test_more_values_take_longer_to_sum() -> None:
+    link, backend = measure_link(values=2**20)
+    assert backend in ("gloo", "nccl")
+    assert 1e6 < link.bytes_per_s < 1e12
+    assert 0 < link.latency_s < 1
+
+
+@pytest.mark.parametrize("out", ["here.txt", "taken.yaml", "nowhere/here.yaml"])
+def test_a_place_where_no_profile_can_be_written_is_refused_at_once(job, tmp_path, capsys, out) -> None:
+    (tmp_path / "taken.yaml").write_text("mine")
+    with pytest.raises(SystemExit) as end:
+        main(["profile", str(job), "--out", str(tmp_path / out)])
+    assert end.value.code == 2
+    assert "want a new .yaml file in a folder that exists" in capsys.readouterr().err
+    assert (tmp_path / "taken.yaml").read_text() == "mine"
