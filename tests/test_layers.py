@@ -46,6 +46,7 @@ FOREIGN = {
     "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "tqdm", "transformers"},
     "bench": {"torch"},
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},
+    "launch/local_cluster.py": {"psutil"},
     "commands": {"ray"},
 }
 # these run where nothing but the standard library, PyYAML, numpy and torch is installed

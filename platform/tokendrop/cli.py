@@ -54,10 +54,14 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="tokendrop", description="Pretrain transformers with random-LTD on Ray, and measure what it saves."
     )
-    group = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    groups = {"": root.add_subparsers(title="commands", required=True, metavar="COMMAND")}
     for command in COMMANDS:
-        added = group.add_parser(
-            command.name, help=command.about, description=command.about, epilog=f"example: {command.example}"
+        above, _, name = command.name.rpartition(" ")
+        if above not in groups:
+            group = groups[""].add_parser(above, help=GROUPS[above], description=GROUPS[above])
+            groups[above] = group.add_subparsers(title="commands", required=True, metavar="COMMAND")
+        added = groups[above].add_parser(
+            name, help=command.about, description=command.about, epilog=f"example: {command.example}"
         )
         command.arguments(added)
         added.add_argument("--json", action="store_true", help="print one JSON object on standard output")
@@ -117,6 +121,20 @@ def run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
 
 
+def cluster_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", default="0..4", metavar="N..M", help="at least N nodes, at most M (default 0..4)")
+    parser.add_argument("--cpus-per-node", type=int, default=2, metavar="N", help="what a node counts (default 2)")
+    parser.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="pretended GPUs (default 0)")
+    parser.add_argument(
+        "--idle-timeout", type=float, default=10, metavar="S", help="an idle node goes after S seconds (default 10)"
+    )
+    parser.add_argument("--port", type=int, help="of RAY_ADDRESS (default 6399, or any that is free)")
+
+
+def nothing(parser: argparse.ArgumentParser) -> None:
+    """For commands that take no arguments."""
+
+
 def bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=["step", "overhead"])
     parser.add_argument("--rounds", type=int, default=7, help="interleaved repeats (default 7)")
@@ -127,6 +145,8 @@ def bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", type=Path, default=Path("jobs/pretrain/quickstart_baseline.yaml"), help="overhead")
     parser.add_argument("--steps", type=int, default=40, help="overhead: steps of one measurement (default 40)")
 
+
+GROUPS = {"cluster": "A Ray cluster on this machine that grows and shrinks by itself, for trying things."}
 
 COMMANDS = (
     Command(
@@ -184,6 +204,27 @@ COMMANDS = (
         submit,
         about="Check a job, then run it on a Ray cluster: `ray job submit` with its log and its exit code.",
         example="tokendrop submit jobs/pretrain/quickstart.yaml --address http://127.0.0.1:8265",
+    ),
+    Command(
+        "cluster up",
+        commands.cluster_up,
+        cluster_up,
+        about="Start a head without CPUs and nodes as they are needed; prints how to reach it.",
+        example="tokendrop cluster up --nodes 1..4 --gpus-per-node 1",
+    ),
+    Command(
+        "cluster status",
+        commands.cluster_status,
+        nothing,
+        about="Print its nodes, what they have in use and what is requested.",
+        example="tokendrop cluster status --json",
+    ),
+    Command(
+        "cluster down",
+        commands.cluster_down,
+        nothing,
+        about="Stop it, and every process that runs on it.",
+        example="tokendrop cluster down",
     ),
     Command(
         "sync",

@@ -15,7 +15,17 @@ from typing import Any
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump, load_job
 from tokendrop.errors import UserError
-from tokendrop.render import bench_text, comparison_text, plan_result, plan_text, print_json, profile_text, say
+from tokendrop.render import (
+    addresses_text,
+    bench_text,
+    cluster_text,
+    comparison_text,
+    plan_result,
+    plan_text,
+    print_json,
+    profile_text,
+    say,
+)
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -149,6 +159,53 @@ def submit(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result)
     sys.exit(result["exit_code"])
+
+
+def cluster_up(options: argparse.Namespace) -> None:
+    from tokendrop.launch.local_cluster import start
+    from tokendrop.launch.local_head import ClusterError, ClusterSize
+
+    size = ClusterSize.parse(
+        options.nodes,
+        cpus_per_node=options.cpus_per_node,
+        gpus_per_node=options.gpus_per_node,
+        idle_timeout_s=options.idle_timeout,
+    )
+    try:
+        cluster = start(size, port=options.port)
+    except ClusterError as error:
+        say(f"tokendrop: {error}")
+        sys.exit(1)
+    if options.json:
+        print_json({"address": cluster.address, "dashboard": cluster.dashboard, "environment": cluster.environment})
+    else:
+        print(addresses_text(cluster.dashboard, cluster.environment))
+
+
+def cluster_status(options: argparse.Namespace) -> None:
+    from tokendrop.launch.local_cluster import find
+    from tokendrop.launch.local_head import ClusterError, describe
+
+    cluster = find()
+    try:
+        status = {"up": True, **describe(cluster)} if cluster else {"up": False}
+    except ClusterError as error:
+        say(f"tokendrop: {error}")
+        sys.exit(1)
+    if options.json:
+        print_json(status)
+    else:
+        print(cluster_text(status) if cluster else "no local cluster is up; 'tokendrop cluster up' starts one")
+
+
+def cluster_down(options: argparse.Namespace) -> None:
+    from tokendrop.launch.local_cluster import stop
+
+    stopped = stop()
+    if options.json:
+        print_json({"stopped": stopped.address if stopped else None})
+    else:
+        print(f"stopped {stopped.address}" if stopped else "no local cluster was up")
 
 
 def evaluate(options: argparse.Namespace) -> None:

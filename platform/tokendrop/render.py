@@ -238,3 +238,31 @@ def bench_text(result: Mapping[str, Any]) -> str:
     ]
     machine = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     return f"{table(['figure', 'median', 'min', 'max', 'unit'], rows)}\n\n{machine}\n{result['command']}"
+
+
+def cluster_text(status: Mapping[str, Any]) -> str:
+    """A local cluster: its nodes, what they have in use, what is asked of it."""
+
+    def share(of: Mapping[str, Any]) -> list[str]:
+        return [f"{of['used'].get(name, 0):g}/{of['resources'].get(name, 0):g}" for name in ("CPU", "GPU")]
+
+    rows = [[node["role"], node["state"], *share(node)] for node in status["nodes"]]
+    rows += [["worker", "pending", "", ""]] * status["pending"]
+    rows.append(["all", "", *share(status)])
+    requested = [
+        f"{request['count']} x {', '.join(f'{amount:g} {name}' for name, amount in request['resources'].items())}"
+        for request in status["requested"]
+    ]
+    return "\n".join(
+        [
+            table(["node", "state", "CPUs used", "GPUs used"], rows),
+            "",
+            f"requested  {'; '.join(requested) or 'nothing more'}",
+            addresses_text(status["dashboard"], status["environment"]),
+        ]
+    )
+
+
+def addresses_text(dashboard: str, environment: Mapping[str, str]) -> str:
+    """How to reach a local cluster."""
+    return f"dashboard  {dashboard}\nexport {' '.join(f'{name}={value}' for name, value in environment.items())}"

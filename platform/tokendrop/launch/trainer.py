@@ -7,6 +7,7 @@ from typing import Any
 
 import ray.data
 import ray.train
+from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from tokendrop.config.experiment import ExperimentConfig
@@ -128,6 +129,8 @@ def check_same_model(config: ExperimentConfig, run: Path) -> None:
 
 def check_resources(config: ExperimentConfig) -> None:
     """Raises UserError where the cluster could never hold the run's workers; without an autoscaler, that is."""
+    if is_autoscaler_v2(fetch_from_server=True):
+        return  # nodes come when workers ask for them; how many may come is not to be known from here
     scaling, total = config.scaling, ray.cluster_resources()
     wanted = {
         "CPU": scaling.workers * scaling.cpus_per_worker,

@@ -1,0 +1,239 @@
+"""The head of a local cluster: Ray's command line, its autoscaler with fake nodes, and what that knows.
+
+A fake node is a raylet with the CPUs and GPUs that it is told to have. Ray's own AutoscalingCluster does the same,
+but reads a file that its wheel lacks, and stops every Ray of the machine.
+"""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
+from ray.autoscaler.v2.schema import NodeInfo
+from ray.autoscaler.v2.sdk import get_cluster_status
+
+from tokendrop.errors import UserError
+
+HOST = "127.0.0.1"
+MARK = "TOKENDROP_CLUSTER"
+
+_OBJECT_STORE_BYTES = 400 * 2**20  # of each node, as in a cluster that serves one process
+_HEAD_ID, _HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"  # what FakeMultiNodeProvider calls it
+_SHOWN = ("CPU", "GPU")
+
+
+class ClusterError(RuntimeError):
+    """The local cluster did not start, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSize:
+    """What a local cluster may grow to, and when it shrinks."""
+
+    min_nodes: int
+    max_nodes: int
+    cpus_per_node: int
+    gpus_per_node: int
+    idle_timeout_s: float
+
+    @classmethod
+    def parse(cls, nodes: str, **others: Any) -> "ClusterSize":
+        """From `1..4`, or `2` for two at all times; raises UserError where a number makes no sense."""
+        least, dots, most = nodes.partition("..")
+        try:
+            size = cls(min_nodes=int(least), max_nodes=int(most if dots else least), **others)
+        except ValueError:
+            raise UserError(f"--nodes {nodes}: want a number or a range, such as 2 or 1..4") from None
+        if not 0 <= size.min_nodes <= size.max_nodes or size.max_nodes == 0:
+            raise UserError(f"--nodes {nodes}: want a range that goes up and ends at 1 or more, such as 0..4")
+        for option, value, lowest in (
+            ("--cpus-per-node", size.cpus_per_node, 1),
+            ("--gpus-per-node", size.gpus_per_node, 0),
+            ("--idle-timeout", size.idle_timeout_s, 1),
+        ):
+            if not lowest <= value < float("inf"):
+                raise UserError(f"{option} {value:g}: want at least {lowest}")
+        return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCluster:
+    """A local cluster, as its state file tells of it."""
+
+    mark: str
+    """Its processes have it in their environment, from the head on, and no other process has."""
+    address: str
+    dashboard: str
+    folder: str
+    """Ray's temporary folder, with the head's log in it."""
+    access: dict[str, str]
+    """What Ray wants in the environment of whoever is let in."""
+    size: ClusterSize
+
+    @property
+    def log(self) -> Path:
+        return Path(self.folder) / "head.log"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to reach the cluster."""
+        return {"RAY_ADDRESS": self.address, **self.access}
+
+
+def start_head(cluster: LocalCluster) -> subprocess.Popen[bytes]:
+    """Start `ray start --head --block` in the background; its fake nodes follow by themselves."""
+    folder = Path(cluster.folder)
+    folder.mkdir()
+    if token := cluster.access.get("RAY_AUTH_TOKEN_PATH"):
+        Path(token).write_text(secrets.token_hex(32))
+    autoscaling = folder / "autoscaling.json"
+    autoscaling.write_text(json.dumps(_autoscaling(cluster)))
+    options = {
+        "port": cluster.address.rpartition(":")[2],
+        "node-ip-address": HOST,
+        "dashboard-host": HOST,
+        "dashboard-port": cluster.dashboard.rpartition(":")[2],
+        "dashboard-agent-listen-port": free_port(),
+        "metrics-export-port": free_port(),
+        "ray-client-server-port": free_port(),
+        "min-worker-port": 0,
+        "max-worker-port": 0,
+        "num-cpus": 0,
+        "num-gpus": 0,
+        "object-store-memory": _OBJECT_STORE_BYTES,
+        "autoscaling-config": autoscaling,
+        "temp-dir": folder,
+    }
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    with cluster.log.open("wb") as log:
+        return subprocess.Popen(
+            [*command, *(f"--{name}={value}" for name, value in options.items())],
+            env=_environment(cluster),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _environment(cluster: LocalCluster) -> dict[str, str]:
+    # addresses of another cluster, and a list of real GPUs, to which Ray would hold the fake ones
+    left_out = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "CUDA_VISIBLE_DEVICES")
+    return {name: value for name, value in os.environ.items() if name not in left_out} | {
+        **cluster.access,
+        MARK: cluster.mark,
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # jobs say `python`
+        "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
+        "RAY_FAKE_CLUSTER": "1",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_enable_autoscaler_v2": "1",
+    }
+
+
+def _autoscaling(cluster: LocalCluster) -> dict[str, Any]:
+    """The autoscaler's configuration: as `ray up` has it, with processes for machines."""
+    size = cluster.size
+    resources = {"CPU": size.cpus_per_node, "GPU": size.gpus_per_node, "object_store_memory": _OBJECT_STORE_BYTES}
+    lists = (
+        *("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands"),
+        *("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files"),
+        *("rsync_exclude", "rsync_filter"),
+    )
+    return {
+        "cluster_name": "local",
+        "max_workers": size.max_nodes,
+        "upscaling_speed": 100.0,
+        "idle_timeout_minutes": size.idle_timeout_s / 60,
+        "provider": {
+            "type": "external",
+            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "gcs_address": cluster.address,
+            "head_node_id": _HEAD_ID,
+            "launch_multiple": True,
+            # the nodes share one address; without the other two the autoscaler would install Ray on them by ssh
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
+        "head_node_type": _HEAD_TYPE,
+        "available_node_types": {
+            _HEAD_TYPE: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "node": {
+                "resources": {name: amount for name, amount in resources.items() if amount},
+                "node_config": {},
+                "min_workers": size.min_nodes,
+                "max_workers": size.max_nodes,
+            },
+        },
+        "file_mounts_sync_continuously": False,
+        **{name: {} for name in ("auth", "docker", "file_mounts")},
+        **{name: [] for name in lists},
+    }
+
+
+def describe(cluster: LocalCluster) -> dict[str, Any]:
+    """What the cluster's autoscaler knows: nodes, resources in use, what is asked for.
+
+    Raises:
+        ClusterError: the head does not answer.
+    """
+    os.environ.update(cluster.access)
+    Config.initialize("")  # Ray reads its environment once, when it is imported
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        # Ray's client would wait for a head that is gone
+        socket.create_connection((HOST, int(cluster.address.rpartition(":")[2])), timeout=5).close()
+        known = get_cluster_status(cluster.address)
+    except Exception as error:  # Ray's client raises what its transport does
+        raise ClusterError(
+            f"the local cluster at {cluster.address} does not answer; 'tokendrop cluster down' removes it"
+        ) from error
+    demands = known.resource_demands
+    asked = [*demands.placement_group_demand, *demands.ray_task_actor_demand, *demands.cluster_constraint_demand]
+    nodes = [_node(node, "active") for node in known.active_nodes] + [_node(node, "idle") for node in known.idle_nodes]
+    usage = {one.resource_name: one for one in known.cluster_resource_usage}
+    return {
+        "address": cluster.address,
+        "dashboard": cluster.dashboard,
+        "environment": cluster.environment,
+        "folder": cluster.folder,
+        "size": asdict(cluster.size),
+        "nodes": sorted(nodes, key=lambda node: (node["role"], node["id"])),
+        "pending": len(known.pending_nodes) + sum(launch.count for launch in known.pending_launches),
+        "resources": {name: usage[name].total for name in _SHOWN if name in usage},
+        "used": {name: usage[name].used for name in _SHOWN if name in usage},
+        "requested": [
+            {"resources": one.bundle, "count": one.count} for demand in asked for one in demand.bundles_by_count
+        ],
+    }
+
+
+def _node(node: NodeInfo, state: str) -> dict[str, Any]:
+    total, used = node.total_resources(), node.used_resources()
+    return {
+        "id": node.node_id,
+        "role": "head" if node.instance_id == _HEAD_ID else "worker",
+        "state": state,
+        "resources": {name: total[name] for name in _SHOWN if name in total},
+        "used": {name: used[name] for name in _SHOWN if name in used},
+    }
+
+
+def free_port(wanted: int = 0) -> int:
+    """The port wanted where it is free, else any."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Ray's servers do
+        try:
+            listening.bind((HOST, wanted))
+        except OSError:
+            listening.bind((HOST, 0))
+        return listening.getsockname()[1]
