@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from tokendrop.errors import UserError
 from tokendrop.train.engine import Engine
@@ -49,9 +49,7 @@ class Checkpoints:
             (partial / META).write_text(json.dumps({**self.meta, "step": step}, indent=1))
         if self._group is not None:
             dist.barrier(self._group)
-        model, optimizer = get_state_dict(engine.model, engine.optimizer)
-        state = {"model": model, "optimizer": optimizer}
-        future = dcp.async_save(state, checkpoint_id=partial, process_group=self._group)
+        future = dcp.async_save(engine.state(), checkpoint_id=partial, process_group=self._group)
         assert isinstance(future, Future)
         self._pending = future, partial, final
 
@@ -70,16 +68,8 @@ class Checkpoints:
             dist.barrier(self._group)
 
     def load(self, engine: Engine, checkpoint: Path) -> int:
-        """Put a checkpoint into the engine, whatever world size wrote it; the step to go on from."""
-        model, optimizer = get_state_dict(engine.model, engine.optimizer)
-        state = {"model": model, "optimizer": optimizer}
-        dcp.load(state, checkpoint_id=checkpoint)
-        set_state_dict(
-            engine.model,
-            engine.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from."""
+        engine.load(checkpoint)
         return read_meta(checkpoint)["step"]
 
 

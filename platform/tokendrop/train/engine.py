@@ -1,8 +1,8 @@
 """One model under one strategy: what the loop asks of it."""
 
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from tokendrop.models.batch import Batch
@@ -13,7 +13,6 @@ class Engine(Protocol):
 
     model: nn.Module
     """The plain model, with its own parameter names."""
-    optimizer: torch.optim.Optimizer
 
     def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Tensor:
         """Add the gradients of `share` x the batch's mean loss; the last micro batch averages them over the workers.
@@ -33,4 +32,15 @@ class Engine(Protocol):
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a scalar over the workers."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What this worker saves: `model` and `optimizer`, under the plain model's parameter names.
+
+        What the workers save together is the same for every strategy and world size: torch's own state dictionaries.
+        """
+        ...
+
+    def load(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint of any strategy and world size; before the first step."""
         ...
