@@ -71,6 +71,13 @@ def test_a_mistake_in_a_job_is_named_by_its_key(tmp_path, job, complaint, overri
     assert left_behind(tmp_path) == []
 
 
+def test_a_strategy_whose_library_is_not_installed_says_how_to_get_it(tmp_path, job, complaint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # as where it is not installed
+    said = complaint("train", job, "train.strategy=deepspeed")
+    assert said.startswith("train.strategy: DeepSpeed is not installed here; want pip install 'tokendrop[deepspeed]'")
+    assert left_behind(tmp_path) == []
+
+
 def test_a_kind_of_model_that_does_not_train_yet_can_be_planned(job, capsys):
     main(["plan", str(job), "model.kind=bert", "--json"])
     assert json.loads(capsys.readouterr().out)["steps"] == 2

@@ -69,6 +69,8 @@ MISTAKES = {
     "model.preset=gpt-5": "model.preset: want one of gpt-1m",
     "model.preset=[gpt-5m]": "model.preset: want one of gpt-1m",
     "train.decay=cosin": "train.decay: want one of linear, cosine, constant, got 'cosin'; did you mean 'cosine'?",
+    "train.strategy=fdsp": "train.strategy: want one of ddp, fsdp, deepspeed, got 'fdsp'; did you mean 'fsdp'?",
+    "train.zero_stage=4": "train.zero_stage: want one of 1, 2, 3",
     # missing keys
     "drop.schedule={kind: constant}": "drop.schedule.kept: this key is needed and missing",
     "drop.schedule={kind: piecewise, stages: [{at: 0}]}": "drop.schedule.stages[0].kept: this key is needed",
@@ -127,6 +129,7 @@ MISTAKES = {
     f"{PROFILE}, budget_usd: 5}}": "scaling: a budget goes with minimise: time",
     f"{PROFILE}, minimise: time, deadline_hours: 5}}": "scaling: deadline_hours goes with minimise: cost",
     f"{PROFILE}, minimise: time, budget_usd: 5, budget_gpu_hours: 5}}": "scaling: want one budget",
+    "train.zero_stage=3": "train: strategy is 'ddp', so zero_stage=3 would do nothing",
     "drop.method=none": "drop: method is 'none', so this schedule would do nothing",
 }
 
@@ -134,6 +137,17 @@ MISTAKES = {
 @pytest.mark.parametrize("override", MISTAKES)
 def test_a_mistake_is_named_by_file_and_key(override: str, job: Path) -> None:
     assert message(job, override).startswith(f"{job}: {MISTAKES[override]}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["train.precision=fp64"], "precision: strategy 'deepspeed' keeps weights in fp32"),
+        (["train.compile=true", "train.zero_stage=3"], "compile: not with zero_stage=3"),
+    ],
+)
+def test_what_deepspeed_cannot_do_is_refused(overrides: list[str], says: str, job: Path) -> None:
+    assert message(job, "train.strategy=deepspeed", *overrides).startswith(f"{job}: train: {says}")
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ class TrainConfig:
     """torch.compile each layer: two graphs, however many kept lengths. Worth it on GPUs."""
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass, from the same kept tokens."""
+    strategy: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
+    """How workers hold the model: all of it each, or shares. A run that goes on may do so under another strategy."""
+    zero_stage: Literal[1, 2, 3] | None = None
+    """Of `strategy: deepspeed`: share out the optimizer state (1, the default), gradients too (2), weights too (3)."""
 
     def __post_init__(self) -> None:
         if self.length.unit == "%" or self.length.amount <= 0:
@@ -40,6 +44,14 @@ class TrainConfig:
         if self.global_batch < 1 or self.micro_batch < 1:
             sizes = f"{self.global_batch} and {self.micro_batch}"
             raise ValueError(f"want global_batch and micro_batch of at least 1, got {sizes}")
+        if self.strategy == "deepspeed" and self.precision == "fp64":
+            raise ValueError(
+                "precision: strategy 'deepspeed' keeps weights in fp32; want auto, bf16 or fp32, got 'fp64'"
+            )
+        if self.compile and self.zero_stage == 3:
+            raise ValueError("compile: not with zero_stage=3, whose gathering breaks graphs; want strategy 'fsdp'")
+        if self.strategy != "deepspeed" and self.zero_stage is not None:
+            raise ValueError(f"strategy is {self.strategy!r}, so zero_stage={self.zero_stage} would do nothing")
         if not 0 <= self.final_lr <= self.peak_lr:
             raise ValueError(f"want 0 <= final_lr <= peak_lr, got {self.final_lr:g}, {self.peak_lr:g}")
         if self.peak_lr <= 0 or self.weight_decay < 0 or self.max_grad_norm <= 0 or self.epsilon <= 0:

@@ -28,6 +28,7 @@ from tokendrop.track.run_folder import (
     summarize,
 )
 from tokendrop.train.checkpoint import committed, read_meta
+from tokendrop.train.engines.build import check_strategy
 
 _RAY_STATE, _MISTAKE = "ray", "mistake.txt"
 
@@ -42,6 +43,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
     """
     check_trainable(config.model)
+    check_strategy(config.train)
     if resume is not None:
         check_same_model(config, resume)
     connect()

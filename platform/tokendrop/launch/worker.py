@@ -15,9 +15,9 @@ from tokendrop.track.journal import Journal
 from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints, committed
 from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
-from tokendrop.train.engines.ddp import DdpEngine
+from tokendrop.train.engine import Engine
+from tokendrop.train.engines.build import apply_strategy
 from tokendrop.train.loop import Parts, train
-from tokendrop.train.optimizer import build_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0, train_rows: RowSource |
     train(config, parts, start=start)
 
 
-def build_engine(config: ExperimentConfig, device: torch.device) -> tuple[DdpEngine, Dropping | None]:
+def build_engine(config: ExperimentConfig, device: torch.device) -> tuple[Engine, Dropping | None]:
     """The job's model on its device, with the layers that drop tokens, under its strategy."""
     training = config.train
     dtype = pick_dtype(training.precision, device)
@@ -80,7 +80,7 @@ def build_engine(config: ExperimentConfig, device: torch.device) -> tuple[DdpEng
         dropping = attach(model, seed=config.seed, whole_layers=config.drop.whole_layer_numbers())
     if training.compile:
         compile_layers(model.blocks)
-    return DdpEngine(model, build_optimizer(model, training), dtype), dropping
+    return apply_strategy(model, training, dtype), dropping
 
 
 def compile_layers(layers: torch.nn.ModuleList) -> None:

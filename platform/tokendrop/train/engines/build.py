@@ -1,0 +1,29 @@
+"""From a job's strategy to its engine."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tokendrop.config.train import TrainConfig
+from tokendrop.train.engine import Engine
+from tokendrop.train.engines.ddp import DdpEngine
+from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
+from tokendrop.train.engines.fsdp import FsdpEngine
+from tokendrop.train.optimizer import build_optimizer
+
+
+def check_strategy(training: TrainConfig) -> None:
+    """Raises UserError where a strategy's library is not installed."""
+    if training.strategy == "deepspeed":
+        check_installed()
+
+
+def apply_strategy(model: nn.Module, training: TrainConfig, dtype: torch.dtype) -> Engine:
+    """The engine of a job's strategy; one worker alone has nothing to share, and runs the plain model."""
+    shares = dist.is_initialized() and dist.get_world_size() > 1
+    if shares and training.strategy == "fsdp":
+        return FsdpEngine(model, training, dtype)
+    optimizer = build_optimizer(model, training)
+    if shares and training.strategy == "deepspeed":
+        return DeepSpeedEngine(model, optimizer, dtype, stage=training.zero_stage or 1)
+    return DdpEngine(model, optimizer, dtype)

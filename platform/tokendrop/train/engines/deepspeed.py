@@ -1,0 +1,191 @@
+"""ZeRO by DeepSpeed: every worker holds a share of the optimizer state (1), the gradients too (2), the weights too (3).
+
+Written for the one version that pyproject.toml names: mapping ZeRO's flat partitions to parameters takes attributes
+of DeepSpeed's that are not public.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, filterwarnings, simplefilter
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokendrop.errors import UserError
+from tokendrop.method.attach import repeated_layers
+from tokendrop.models.batch import Batch
+from tokendrop.train.checkpoint import load_weights
+from tokendrop.train.engines.base import TorchEngine
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def check_installed() -> None:
+    """Raises UserError where DeepSpeed is not installed; imports nothing."""
+    if find_spec("deepspeed") is None:
+        raise UserError(
+            "train.strategy: DeepSpeed is not installed here; want pip install 'tokendrop[deepspeed]', or 'fsdp'"
+        )
+
+
+class DeepSpeedEngine(TorchEngine):
+    """`Engine` by `deepspeed.initialize`, with fp32 weights and torch's AdamW.
+
+    Checkpoints are what the other engines write. Saving gathers one parameter at a time with its two moments, and
+    leaves it to one worker; each holds 12 bytes x parameters / workers of host memory until they are written. Loading
+    reads the weights whole, before ZeRO shares them out, then the moments one parameter at a time.
+    """
+
+    whole_below = 100_000
+    """Parameters of fewer elements stay whole on every worker at stage 3."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype, *, stage: int) -> None:
+        check_installed()
+        super().__init__(model, optimizer, dtype)
+        self.stage = stage
+        self.parameters = dict(model.named_parameters())
+        self.shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        self.groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+
+    @cached_property
+    def zero(self) -> Any:
+        """DeepSpeed's own engine, made at first use: weights are loaded while the model still has them whole."""
+        deepspeed = _deepspeed()
+        os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))  # asked for where no launcher set it
+        if self.device.type == "cpu":  # else it compiles an all-reduce of its own now, for half a minute
+            deepspeed.ops.__compatible_ops__ = {}
+        filterwarnings("ignore", "`torch.distributed", FutureWarning)  # it calls torch's collectives by their old names
+        zero, *_ = deepspeed.initialize(
+            model=_Autocast(self),
+            optimizer=self.optimizer,
+            config={
+                "train_micro_batch_size_per_gpu": 1,  # counted by no one: the loop accumulates
+                "zero_optimization": {
+                    "stage": self.stage,
+                    "reduce_bucket_size": 50_000_000,
+                    "stage3_param_persistence_threshold": self.whole_below,
+                },
+                "steps_per_print": 10**9,
+            },
+        )
+        if self.stage == 3:
+            # used outside of the module that owns it: the embedding as head, the positions
+            in_layers = set(repeated_layers(self.model).parameters())
+            for parameter in self.parameters.values():
+                if parameter not in in_layers:
+                    deepspeed.zero.register_external_parameter(self.model, parameter)
+        return zero
+
+    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Tensor:
+        self.zero.set_gradient_accumulation_boundary(last_micro_batch)
+        loss = self.zero(batch)
+        self.zero.backward(loss * share, scale_wrt_gas=False)
+        return loss.detach()
+
+    def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.zero.optimizer.clip_grad = max_grad_norm
+        self.zero.step()
+        return torch.as_tensor(self.zero.get_global_grad_norm())
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        self.model.eval()
+        loss = self.zero.module(batch)
+        self.model.train()
+        return loss
+
+    def state(self) -> dict[str, Any]:
+        utils = _deepspeed().utils
+        self._link_moments()
+        step = self.optimizer.state[self._partitions()[0]]["step"].cpu()
+        weights: dict[str, Tensor] = {}
+        moments: dict[str, dict[str, Tensor]] = {}
+        for number, (name, parameter) in enumerate(self.parameters.items()):
+            weight = utils.safe_get_full_fp32_param(parameter)
+            full = {key: utils.safe_get_full_optimizer_state(parameter, key) for key in _MOMENTS}
+            if number % self.world_size == dist.get_rank():
+                weights[name] = weight.cpu()
+                moments[name] = {"step": step, **{key: value.cpu() for key, value in full.items()}}
+        groups = [
+            {**group, "params": names} for group, names in zip(self.optimizer.param_groups, self.groups, strict=True)
+        ]
+        return {"model": weights, "optimizer": {"state": moments, "param_groups": groups}}
+
+    def load(self, checkpoint: Path) -> None:
+        assert "zero" not in vars(self), "load before the first step"
+        with _without_warnings():
+            load_weights(self.model, checkpoint)
+        step = self._saved(checkpoint, next(iter(self.parameters)))["step"]
+        for flat in self._partitions():
+            zeros = {key: torch.zeros_like(flat) for key in _MOMENTS}
+            self.optimizer.state[flat] = {"step": step.to(flat.device, copy=True), **zeros}
+        self._link_moments()
+        for name, parameter in self.parameters.items():
+            saved = self._saved(checkpoint, name)
+            for key in _MOMENTS:
+                self._set_moment(parameter, key, saved[key].to(self.device))
+
+    def _saved(self, checkpoint: Path, name: str) -> dict[str, Tensor]:
+        """A parameter's optimizer state from a checkpoint."""
+        state = {"step": torch.zeros(()), **{key: torch.empty(self.shapes[name]) for key in _MOMENTS}}
+        with _without_warnings():
+            dcp.load({"optimizer": {"state": {name: state}}}, checkpoint_id=checkpoint, no_dist=True)
+        return state
+
+    def _set_moment(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
+        utils = _deepspeed().utils
+        if self.stage < 3:
+            utils.safe_set_full_optimizer_state(parameter, value, key)
+            return
+        share: int = parameter.ds_tensor.ds_numel  # pyright: ignore[reportAttributeAccessIssue]
+        padded = F.pad(value.flatten(), (0, share * self.world_size - value.numel()))
+        utils.safe_set_local_optimizer_state(parameter, padded.view(-1, share)[dist.get_rank()], key)
+
+    def _partitions(self) -> list[Tensor]:
+        """This worker's flat shares of the fp32 weights, by which the optimizer keeps its state."""
+        zero = self.zero.optimizer
+        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+
+    def _link_moments(self) -> None:
+        """Let DeepSpeed find the moments by parameter; by itself it does so once, too early for the second group."""
+        if self.stage < 3:
+            self.zero.optimizer._hp_optimizer_states_linked = False
+            self.zero.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _deepspeed() -> Any:
+    """DeepSpeed, imported when it is needed: most runs do without."""
+    import deepspeed  # pyright: ignore[reportMissingImports]
+
+    return deepspeed
+
+
+class _Autocast(nn.Module):
+    """The model with autocast inside: DeepSpeed turns off what it is called in, and its own reduces in bf16."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        super().__init__()
+        self.model = engine.model
+        self.run = engine.forward
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.run(self.model, batch)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without torch's remark that a worker reads a checkpoint by itself."""
+    with catch_warnings():
+        simplefilter("ignore", UserWarning)
+        yield

@@ -1,0 +1,86 @@
+"""Runs of several workers: plain processes in a gloo group of their own, without Ray."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from tiny import Rows
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.launch.worker import build_engine
+from tokendrop.models.batch import Batch
+from tokendrop.track.journal import Journal
+from tokendrop.track.run_folder import CHECKPOINTS
+from tokendrop.train.checkpoint import Checkpoints, committed
+from tokendrop.train.loop import Parts, train
+
+# the processes are forks of one that has imported what takes long
+_HEAVY = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "pyarrow.parquet"]
+_HEAVY += ["deepspeed.runtime.zero.muon.muon_optimizer"]  # with it comes what deepspeed.initialize imports
+mp.get_context("forkserver").set_forkserver_preload(_HEAVY)
+
+
+def together(world_size: int, function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function, of this or another importable file, in every process of a group."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(
+            _member, (world_size, f"file://{folder}/store", function, arguments), world_size, start_method="forkserver"
+        )
+
+
+def _member(rank: int, world_size: int, store: str, function: Callable[..., Any], arguments: Any) -> None:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=limit)
+    function(*arguments)
+    dist.destroy_process_group()
+
+
+class RowsUntil(Rows):
+    """Rows that end before a step."""
+
+    def __init__(self, config: ExperimentConfig, *, stop: int, world_size: int, rank: int) -> None:
+        super().__init__(config, world_size=world_size, rank=rank)
+        self.stop = stop
+
+    def of_step(self, step: int) -> Iterator[Batch]:
+        if step == self.stop:
+            raise StopRunError
+        return super().of_step(step)
+
+
+class StopRunError(Exception):
+    """The run has come as far as it should."""
+
+
+def train_until(config: ExperimentConfig, run: Path, stop: int, dtype: torch.dtype | None = None) -> None:
+    """What a worker does: from the last checkpoint of a run to a step.
+
+    Args:
+        dtype: of autocast, whether or not this machine has instructions for it.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    engine, dropping = build_engine(config, torch.device("cpu"))
+    if dtype is not None:
+        engine.dtype = dtype
+    run.mkdir(exist_ok=True)
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=9, meta={"strategy": config.train.strategy})
+    saved = committed(run / CHECKPOINTS)
+    start = checkpoints.load(engine, saved[-1]) if saved else 0
+    parts = Parts(
+        engine=engine,
+        dropping=dropping,
+        batches=RowsUntil(config, stop=stop, world_size=world_size, rank=rank),
+        checkpoints=checkpoints,
+        recorder=Journal(run, rank=rank, world_size=world_size, start=start),
+        world_size=world_size,
+    )
+    with suppress(StopRunError):
+        train(config, parts, start=start)
+    checkpoints.wait()
