@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui test lint types clean
+.PHONY: install quickstart ui test chaos lint types clean
 
 install: .venv/installed
 
@@ -19,6 +19,10 @@ ui: install
 
 test: install
 	$(BIN)/pytest
+
+# the tests that kill processes, many times; half an hour and more
+chaos: install
+	TOKENDROP_KILLS=30 $(BIN)/pytest tests/chaos
 
 lint: install
 	$(BIN)/ruff check

@@ -41,12 +41,17 @@ def json_lines(texts: Iterable[str], *, ascii_only: bool = True, end: str = "\n"
 
 
 def write_corpus(path: Path, texts: Sequence[str], *, parts: int = 1, **spelling: object) -> Path:
-    """The texts in the format that the name asks for, in so many frames, members or row groups."""
+    """The texts in the format that the name asks for, in so many frames, members, row groups or batches."""
     path.parent.mkdir(parents=True, exist_ok=True)
     size = max(1, -(-len(texts) // parts))
     chunks = [texts[first : first + size] for first in range(0, len(texts), size)]
     if path.name.endswith(".parquet"):
         pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path, row_group_size=size)
+        return path
+    if path.name.endswith(".arrow"):
+        table = pa.table({"text": pa.array(texts, pa.string())})
+        with pa.ipc.new_stream(path, table.schema) as out:
+            out.write_table(table, max_chunksize=size)
         return path
     squeeze = {".zst": zstandard.compress, ".gz": gzip.compress}.get(path.suffix, bytes)
     path.write_bytes(b"".join(squeeze(json_lines(chunk, **spelling)) for chunk in chunks))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokendrop import commands
+from tokendrop import commands, commands_data
 from tokendrop.config.model import GptConfig
 from tokendrop.errors import UserError
 
@@ -21,6 +21,8 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], None]
     about: str
     example: str
+    more: str = ""
+    """What its own page says beside `about`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,9 +62,9 @@ def parser() -> argparse.ArgumentParser:
         if above not in groups:
             group = groups[""].add_parser(above, help=GROUPS[above], description=GROUPS[above])
             groups[above] = group.add_subparsers(title="commands", required=True, metavar="COMMAND")
-        added = groups[above].add_parser(
-            name, help=command.about, description=command.about, epilog=f"example: {command.example}"
-        )
+        description = f"{command.about} {command.more}".rstrip()
+        example = f"example: {command.example}"
+        added = groups[above].add_parser(name, help=command.about, description=description, epilog=example)
         command.arguments(added)
         added.add_argument("--json", action="store_true", help="print one JSON object on standard output")
         added.set_defaults(run=command.run)
@@ -135,18 +137,36 @@ def nothing(parser: argparse.ArgumentParser) -> None:
     """For commands that take no arguments."""
 
 
+def shards(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="PATH", help="folder of token shards, its manifest, or a run folder")
+
+
+def show(parser: argparse.ArgumentParser) -> None:
+    shards(parser)
+    parser.add_argument("--sample", type=int, required=True, metavar="ID", help="sample id, as ledgers have it")
+    parser.add_argument(
+        "--split", choices=["train", "validation", "test"], default="train", help="where it is from (default train)"
+    )
+
+
 def bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", choices=["step", "overhead"])
+    parser.add_argument("name", choices=["step", "overhead", "data"])
+    parser.add_argument("overrides", nargs="*", help="data: key=value overrides, such as data.corpus=[/data/pile]")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved repeats (default 7)")
     parser.add_argument("--preset", choices=list(GptConfig.PRESETS), help="step: model; by device when left out")
     parser.add_argument("--micro-batch", type=int, default=8, help="step: sequences of one step (default 8)")
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="step")
     parser.add_argument("--compile", action="store_true", help="step: torch.compile each layer")
-    parser.add_argument("--job", type=Path, default=Path("jobs/pretrain/quickstart_baseline.yaml"), help="overhead")
+    parser.add_argument(
+        "--job", type=Path, default=Path("jobs/pretrain/quickstart_baseline.yaml"), help="overhead, data"
+    )
     parser.add_argument("--steps", type=int, default=40, help="overhead: steps of one measurement (default 40)")
 
 
-GROUPS = {"cluster": "A Ray cluster on this machine that grows and shrinks by itself, for trying things."}
+GROUPS = {
+    "cluster": "A Ray cluster on this machine that grows and shrinks by itself, for trying things.",
+    "data": "Look at token shards, and audit what runs trained on.",
+}
 
 COMMANDS = (
     Command(
@@ -237,7 +257,39 @@ COMMANDS = (
         "bench",
         commands.bench,
         bench,
-        about="Measure, side by side in one run: step time by kept length, or what the platform costs.",
+        about="Measure, side by side in one run: step time by kept length, what the platform costs, or the data plane.",
         example="tokendrop bench step --rounds 9",
+    ),
+    Command(
+        "data audit",
+        commands_data.audit,
+        run_folder,
+        about="Prove from a run's ledger that each sample of each committed step was trained on, once.",
+        more="Exit code 1 where not, with counts and the first places. A sample in a step that is not its own counts"
+        " as missing from the one and repeated in the other. The order of samples needs the manifest of the run's"
+        " token shards, not the shards.",
+        example="tokendrop data audit runs/quickstart-random-ltd-20260101-120000",
+    ),
+    Command(
+        "data show",
+        commands_data.show,
+        show,
+        about="Print a sample: its text, its token ids, and the documents that it is made of.",
+        example="tokendrop data show runs/data/0123456789abcdef --sample 17",
+    ),
+    Command(
+        "data stats",
+        commands_data.stats,
+        shards,
+        about="Count documents, tokens and bytes by set and by source, also while they are being prepared.",
+        example="tokendrop data stats runs/data/0123456789abcdef",
+    ),
+    Command(
+        "data verify",
+        commands_data.verify,
+        shards,
+        about="Read all token shards, compare them with their checksums, and name those that are damaged.",
+        more="Exit code 1 where some are.",
+        example="tokendrop data verify runs/data/0123456789abcdef",
     ),
 )

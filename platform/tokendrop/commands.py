@@ -56,7 +56,7 @@ def profile(options: argparse.Namespace) -> None:
 
 def prepare(options: argparse.Namespace) -> None:
     from tokendrop.data.pipeline import prepare
-    from tokendrop.data.shards import read_manifest
+    from tokendrop.data.shards import SPLITS, read_manifest
     from tokendrop.launch.cluster import connect
     from tokendrop.launch.watch import prepare_line
 
@@ -64,15 +64,14 @@ def prepare(options: argparse.Namespace) -> None:
     connect()
     with prepare_line() as progress:
         folder = prepare(config, progress=progress)
-    manifest = read_manifest(folder)
-    rows = {split: sum(shard.rows for shard in getattr(manifest, split)) for split in ("train", "validation")}
+    header = read_manifest(folder).header
+    rows = dict(zip(SPLITS, header.rows, strict=True))
+    counts = {"documents": header.documents, "rejected": header.rejected, "tokens": header.tokens}
     if options.json:
-        print_json({"folder": str(folder), "documents": manifest.documents, "tokens": manifest.tokens, "rows": rows})
+        print_json({"folder": str(folder), **counts, "rows": rows})
     else:
-        print(
-            f"{folder}: {manifest.documents:,} documents, {manifest.tokens:,} tokens;"
-            f" {rows['train']:,} training and {rows['validation']:,} validation rows"
-        )
+        parts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        print(f"{folder}: {parts}; rows: " + ", ".join(f"{count:,} {split}" for split, count in rows.items()))
 
 
 def train(options: argparse.Namespace) -> None:
@@ -128,6 +127,8 @@ def bench(options: argparse.Namespace) -> None:
     from tokendrop.bench.overhead import bench_overhead
     from tokendrop.bench.step import bench_step
 
+    if options.overrides and options.name != "data":
+        raise UserError(f"bench {options.name}: takes no overrides, got {' '.join(options.overrides)}")
     if options.name == "step":
         result = bench_step(
             preset=options.preset,
@@ -137,6 +138,10 @@ def bench(options: argparse.Namespace) -> None:
             rounds=options.rounds,
             say=say,
         )
+    elif options.name == "data":
+        from tokendrop.bench.data import bench_data
+
+        result = bench_data(options.job, options.overrides, rounds=options.rounds, say=say)
     else:
         result = bench_overhead(options.job, steps=options.steps, rounds=options.rounds, say=say)
     if options.json:

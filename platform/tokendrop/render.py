@@ -3,7 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -50,6 +51,16 @@ class StatusLine:
         if self.is_terminal and self._shown is not None:
             sys.stderr.write("\n")
         self._shown = None
+
+
+@contextmanager
+def progress_line(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """How far work that takes a while has come: what this gives takes the units done and those there are."""
+    line = StatusLine(at_once=False)
+    try:
+        yield lambda done, size: line.show(lambda: f"{what}  {done / max(1, size):.0%} of {count(size)} {unit}")
+    finally:
+        line.end()
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

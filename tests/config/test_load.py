@@ -108,6 +108,28 @@ def test_whatever_a_job_says_its_dump_says_too(job, tmp_path_factory, seed, name
     assert reload(config, tmp_path_factory.getbasetemp()) == config
 
 
+@given(
+    weights=st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=4),
+    only=st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["C"]))),
+)
+def test_several_sources_are_the_mixture_as_given(job, tmp_path_factory, weights, only) -> None:
+    sources = [
+        f"{{name: part_{number}, corpus: [a, b], weight: {weight!r}, only: {yaml_list(only)}}}"
+        for number, weight in enumerate(weights)
+    ]
+    config = load_job(job, ["data.corpus=[]", f"data.sources=[{', '.join(sources)}]"])
+    assert [source.weight for source in config.data.mixture] == weights
+    assert {(source.corpus, source.only) for source in config.data.mixture} == {(("a", "b"), tuple(only))}
+    assert [config.data.corpus_key(number) for number in (0, 3)] == [f"data.sources[{n}].corpus" for n in (0, 3)]
+    assert reload(config, tmp_path_factory.getbasetemp()) == config
+
+
+def test_a_corpus_is_a_mixture_of_one_source(job) -> None:
+    data = load_job(job, ["data.corpus=[x, y]", "data.only=[Books]"]).data
+    (source,) = data.mixture
+    assert (source.corpus, source.only, data.corpus_key(0)) == (("x", "y"), ("Books",), "data.corpus")
+
+
 def yaml_list(texts: list[str]) -> str:
     return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in texts) + "]"
 

@@ -80,10 +80,26 @@ MISTAKES = {
     "model.layers=1000000000000": "model: want at most 10,000 layers",
     "model.heads=3": "model: width=128 must be a multiple of heads=3",
     "model.dropout=1": "model: want 0 <= dropout < 1",
-    "data.corpus=[]": "data: corpus: want at least one",
+    "data.corpus=[]": "data: want either corpus, with at least one file",
+    "data.sources=[{name: a, corpus: [x], weight: 1}]": "data: want either corpus",
+    "data.only=Books": "data.only: want a list, got 'Books'",
     "data.validation_share=1": "data: want 0 < validation_share < 1",
+    "data.validation_share=0": "data: want 0 < validation_share < 1",
+    "data.test_share=0.99": "data: want 0 < validation_share < 1 and 0 <= test_share < 1 - validation_share",
+    "data.test_share=-0.1": "data: want 0 < validation_share < 1 and 0 <= test_share",
+    "data.max_rejected=1.5": "data: want 0 <= max_rejected <= 1, got 1.5",
+    "data.max_rejected=-1": "data: want 0 <= max_rejected <= 1, got -1",
+    "data.max_document_bytes=0": "data: want rows_per_shard and max_document_bytes of at least 1",
+    "data.shuffle_rows=-1": "data: want rows_per_shard and max_document_bytes of at least 1, shuffle_rows of",
     "data.tokenizer_vocab_size=5": "data: tokenizer_vocab_size: 256 bytes",
-    "data.rows_per_shard=0": "data: want rows_per_shard of at least 1",
+    "data.rows_per_shard=0": "data: want rows_per_shard and max_document_bytes of at least 1",
+    "data.pairs={mask_share: 0}": "data.pairs: want 0 < mask_share <= 1 and 0 <= short_share <= 1, got 0 and 0.1",
+    "data.pairs={max_predictions: 0}": "data.pairs: want max_predictions of at least 1, got 0",
+    "data.pairs={sentence_task: nps}": "data.pairs.sentence_task: want one of sop, nsp, got 'nps'; did you mean 'nsp'?",
+    "data.pairs={sentence_task: nsp}": "data.pairs: only a model of kind bert reads pairs of sentences, not 'gpt'",
+    "model={kind: bert, layers: 1, width: 8, heads: 1, sequence_length: 4, vocab_size: 9}": (
+        "model: want a sequence_length of at least 5"
+    ),
     "scaling.workers=0": "scaling: want workers",
     "scaling.peer_timeout_s=0": "scaling: want peer_timeout_s",
     "checkpoint.keep=0": "checkpoint: want every above 0 and keep",
@@ -132,6 +148,32 @@ MISTAKES = {
     "train.zero_stage=3": "train: strategy is 'ddp', so zero_stage=3 would do nothing",
     "drop.method=none": "drop: method is 'none', so this schedule would do nothing",
 }
+
+# sources in the place of a corpus, and what the sentence must say
+SOURCE_MISTAKES = {
+    "{name: a, corpus: [x]}": "data.sources[0].weight: this key is needed and missing",
+    "{corpus: [x], weight: 1}": "data.sources[0].name: this key is needed and missing",
+    "{name: a, corpus: [], weight: 1}": "data.sources[0]: corpus: want at least one file",
+    "{name: a, corpus: x, weight: 1}": "data.sources[0].corpus: want a list, got 'x'",
+    "{name: a, corpus: [x], weight: 0}": "data.sources[0]: want a weight above 0, got 0",
+    "{name: a, corpus: [x], weight: -1}": "data.sources[0]: want a weight above 0, got -1",
+    "{name: a, corpus: [x], weight: .nan}": "data.sources[0].weight: want a number, got nan",
+    "{name: a/b, corpus: [x], weight: 1}": "data.sources[0]: name: want letters, digits, '_' and '.'",
+    "{name: '', corpus: [x], weight: 1}": "data.sources[0]: name: want letters, digits",
+    "{name: a, corpus: [x], wieght: 1}": "data.sources[0].wieght: unknown key; did you mean 'weight'",
+    "{name: a, corpus: [x], weight: 1}, {name: a, corpus: [y], weight: 1}": "data: sources: want a name",
+}
+
+
+@pytest.mark.parametrize("sources", SOURCE_MISTAKES)
+def test_a_mistake_in_a_source_is_named_by_its_place(sources: str, job: Path) -> None:
+    said = message(job, f"data={{corpus: [], sources: [{sources}]}}")
+    assert said.startswith(f"{job}: {SOURCE_MISTAKES[sources]}")
+
+
+def test_sets_are_chosen_in_each_source(job: Path) -> None:
+    said = message(job, "data={corpus: [], only: [Books], sources: [{name: a, corpus: [x], weight: 1}]}")
+    assert said.startswith(f"{job}: data: only: with sources, say it in each of them")
 
 
 @pytest.mark.parametrize("override", MISTAKES)

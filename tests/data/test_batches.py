@@ -7,35 +7,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokendrop.data.batches import RowBatches
+from tokendrop.data.order import ROW_BITS, Committed, SampleOrder, rows_of
 from tokendrop.schedule.batch import BatchSplit
 
 SEQUENCE = 6
 
 
-class NumberedRows:
-    """Rows that hold their own number."""
+class NumberedSamples:
+    """Samples whose rows hold their own number, in the order of a run."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, *, seed: int) -> None:
+        self.count, self.order = count, SampleOrder(seed=seed, weights=[1.0], window=7)
 
-    def __len__(self) -> int:
-        return self.count
-
-    def read(self, rows):
-        assert rows.min() >= 0
-        assert rows.max() < self.count
-        return rows[:, None] * 100 + np.arange(SEQUENCE + 1)
+    def at(self, positions):
+        ids = self.order.sample_ids(positions, Committed((self.count,), is_complete=True))
+        return ids, numbered(rows_of(ids, sources=1)[1])
 
 
-def batches(case, *, world_size: int, rank: int, held_out: int = 5, wanted: int = 8) -> RowBatches:
+def numbered(rows):
+    return rows[:, None] * 100 + np.arange(SEQUENCE + 1)
+
+
+def batches(case, *, world_size: int, rank: int, held_out: int = 5) -> RowBatches:
     rows, micro_batch, global_batch, seed = case
     return RowBatches(
-        train=NumberedRows(rows),
-        validation=NumberedRows(held_out),
+        train=NumberedSamples(rows, seed=seed),
+        validation=(np.arange(held_out), numbered(np.arange(held_out))),
         split=BatchSplit(global_batch=global_batch, micro_batch=micro_batch, world_size=world_size),
         rank=rank,
-        seed=seed,
-        validation_rows=wanted,
         device=torch.device("cpu"),
     )
 
@@ -61,7 +60,7 @@ def cases(draw):
     )
 
 
-@given(case=cases(), step=st.integers(0, 10**9))
+@given(case=cases(), step=st.integers(0, 10**6))
 def test_the_global_batch_and_its_micro_batches_do_not_depend_on_the_world_size(case, step):
     alone = of_step(case, step, world_size=1)
     assert sorted(alone) == list(range(case[2] // case[1]))
@@ -79,7 +78,10 @@ def test_steps_walk_through_every_row_once_an_epoch(case, epochs):
         for _, (numbers, _) in sorted(of_step(case, step, world_size=1).items())
         for i in numbers
     ]
-    assert sorted(ids[: epochs * rows]) == list(range(epochs * rows))
+    epochs_of, numbers = np.divmod(np.array(ids[: epochs * rows]), 1 << ROW_BITS)
+    assert sorted(zip(epochs_of.tolist(), numbers.tolist(), strict=True)) == [
+        (epoch, row) for epoch in range(epochs) for row in range(rows)
+    ]
     assert len(set(ids)) == len(ids)
 
 
@@ -100,15 +102,15 @@ def test_labels_are_the_next_tokens_and_ids_say_which_row_was_read():
     for batch in batches(case, world_size=1, rank=0).of_step(5):
         assert batch.input_ids_BS.shape == batch.labels_BS.shape == (2, SEQUENCE)
         assert torch.equal(batch.input_ids_BS[:, 1:], batch.labels_BS[:, :-1])
-        assert torch.equal(batch.input_ids_BS[:, 0] // 100, batch.sample_ids_B % 7)
+        assert torch.equal(batch.input_ids_BS[:, 0] // 100, batch.sample_ids_B % (1 << ROW_BITS))
         assert torch.equal(batch.labels_BS[:, -1] % 100, torch.full((2,), SEQUENCE))
 
 
-@given(case=cases(), held_out=st.integers(1, 40), wanted=st.integers(1, 40))
-def test_validation_reads_the_same_rows_at_any_world_size_and_as_many_batches_on_every_rank(case, held_out, wanted):
+@given(case=cases(), held_out=st.integers(1, 40))
+def test_validation_reads_the_same_rows_at_any_world_size_and_as_many_batches_on_every_rank(case, held_out):
     def rows(world_size: int) -> list[int]:
         shares = [
-            batches(case, world_size=world_size, rank=rank, held_out=held_out, wanted=wanted).validation()
+            batches(case, world_size=world_size, rank=rank, held_out=held_out).validation()
             for rank in range(world_size)
         ]
         sizes = {len(batch.sample_ids_B) for share in shares for batch in share}
@@ -122,13 +124,12 @@ def test_validation_reads_the_same_rows_at_any_world_size_and_as_many_batches_on
     assert rows(4) == alone
     assert max(alone) < held_out
     in_step = case[2] // case[1]
-    if min(held_out, wanted) >= in_step:
+    if held_out >= in_step:
         assert alone == list(range(len(alone)))
-        assert len(alone) <= wanted
-        assert len(alone) > min(held_out, wanted) // 2
+        assert len(alone) > held_out // 2
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_one_held_out_row_is_enough(world_size):
-    share = batches((9, 2, 8, 0), world_size=world_size, rank=0, held_out=1, wanted=256).validation()
+    share = batches((9, 2, 8, 0), world_size=world_size, rank=0, held_out=1).validation()
     assert {i for batch in share for i in batch.sample_ids_B.tolist()} == {0}

@@ -1,26 +1,29 @@
 """Corpus to token shards on Ray: exact, in order, whatever the blocks and the cores."""
 
-import hashlib
 import io
 import json
 import logging
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
 from tokenizers import Tokenizer
 
 from corpora import END_OF_TEXT, byte_tokenizer, documents, json_lines, tiny_job, write_corpus
+from folders import all_tokens, bytes_of
 from tokendrop.config.load import load_job
-from tokendrop.data import pipeline
+from tokendrop.data import pipeline, stages
 from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import MANIFEST, TOKENIZER, Rows, read_manifest
+from tokendrop.data.records import RecordForm
+from tokendrop.data.shards import MANIFEST, REJECTED, SPLITS, TOKENIZER, read_manifest
 from tokendrop.data.sources import list_files
+from tokendrop.data.stages import Work
 from tokendrop.errors import UserError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -50,16 +53,10 @@ def prepared(
     return prepare(load_job(job), progress=progress)
 
 
-def bytes_of(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 def streams(folder: Path) -> dict[str, list[int]]:
     """All tokens of each split, row by row."""
     manifest = read_manifest(folder)
-    rows = {split: Rows(folder, manifest, split) for split in ("train", "validation")}
-    return {split: some.read(np.arange(len(some))).ravel().tolist() for split, some in rows.items()}
+    return {split: all_tokens(folder, manifest, "corpus", split) for split in SPLITS}
 
 
 def sides(folder: Path, texts: list[str], tokenizer: Path) -> list[str | None]:
@@ -113,38 +110,37 @@ def test_rows_are_the_documents_of_a_pile_sample_in_order_by_their_tokenizer(tmp
     found = sides(folder, pile_head, tokenizer)
 
     assert 10 < found.count("validation") < 60  # a tenth of 300
-    manifest = read_manifest(folder)
-    assert manifest.documents == 300
-    assert manifest.characters == sum(map(len, pile_head))
-    assert manifest.vocab_size == 50257
+    header = read_manifest(folder).header
+    assert header.documents == 300
+    assert header.vocab_size == 50257
     assert told == sorted(told)
-    assert told[-1] == (manifest.documents, manifest.tokens)
+    assert told[-1][0] == 300
 
 
 def test_shards_are_the_same_bytes_whatever_the_blocks_the_files_and_the_cores(
     tmp_path, real_data, pile_head, monkeypatch
 ):
     tokenizer = real_data / "gpt2_bpe" / "tokenizer.json"
-    whole = write_corpus(tmp_path / "whole.jsonl.zst", pile_head)
-    parts = [write_corpus(tmp_path / f"parts/{n:02}.jsonl", pile_head[n * 25 : n * 25 + 25]) for n in range(12)]
-    expected = bytes_of(prepared(tmp_path / "a", [whole], tokenizer, rows_per_shard=700))
+    parts = [write_corpus(tmp_path / f"parts/{n:02}.jsonl.zst", pile_head[n * 25 : n * 25 + 25]) for n in range(12)]
+    expected = bytes_of(prepared(tmp_path / "a", [*parts], tokenizer, rows_per_shard=700))
     assert len(expected) > 4
 
     with busy_cores(3):
-        assert bytes_of(prepared(tmp_path / "b", [whole], tokenizer, rows_per_shard=700)) == expected
+        assert bytes_of(prepared(tmp_path / "b", [*parts], tokenizer, rows_per_shard=700)) == expected
     for characters, most in ((5_000, 4096), (10**9, 7), (10**9, 10**9)):
-        monkeypatch.setattr(pipeline, "_BLOCK_CHARACTERS", characters)
-        monkeypatch.setattr(pipeline, "_BLOCK_DOCUMENTS", most)
+        monkeypatch.setattr(stages, "_BLOCK_CHARACTERS", characters)
+        monkeypatch.setattr(stages, "_BLOCK_DOCUMENTS", most)
         folder = tmp_path / f"{characters}-{most}"
         assert bytes_of(prepared(folder, [*parts], tokenizer, rows_per_shard=700)) == expected
 
 
 def test_no_block_holds_more_than_it_may_however_long_the_corpus(tmp_path):
     texts = [*documents(500, words=3), "long " * 1000, *[""] * 200]
-    files = list_files((str(write_corpus(tmp_path / "corpus.jsonl", texts)),), cache=tmp_path)
+    (file,) = list_files((str(write_corpus(tmp_path / "corpus.jsonl", texts)),), cache=tmp_path)
+    form = RecordForm(text_key="text", set_key="", only=frozenset(), max_document_bytes=2**20)
     blocks = [
         block.column("text").to_pylist()
-        for block in pipeline._read({"item": [0]}, files=files, text_key="text", block=(1000, 30))
+        for block in stages._read({"item": [0]}, work=[Work(0, file, form, 0)], block=(1000, 30))
     ]
     assert [text for block in blocks for text in block] == texts
     assert max(map(len, blocks)) <= 30
@@ -159,7 +155,7 @@ def test_many_small_files_and_empty_ones_are_one_corpus(tmp_path):
     tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
     folder = prepared(tmp_path, [tmp_path / "corpus"], tokenizer)
     assert "validation" in sides(folder, kept, tokenizer)
-    assert read_manifest(folder).documents == len(kept)
+    assert read_manifest(folder).header.documents == len(kept)
 
 
 def test_a_document_is_on_one_side_however_often_it_comes(tmp_path):
@@ -205,17 +201,68 @@ def test_a_corpus_is_prepared_once_and_anew_when_it_or_its_settings_change(tmp_p
     assert not list(tmp_path.rglob("*.partial*"))
 
 
-def test_a_folder_that_was_never_finished_is_made_again_and_a_damaged_one_is_named(tmp_path):
+def test_a_damaged_folder_is_named_before_training(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(100))
+    folder = prepared(tmp_path, [corpus], byte_tokenizer(tmp_path / "tokenizer.json"))
+    (folder / "corpus-validation-00000.arrow").write_bytes(b"")
+    with pytest.raises(UserError, match=r"validation-00000\.arrow: damaged"):
+        prepared(tmp_path, [corpus], tmp_path / "tokenizer.json")
+
+
+def test_preparation_that_was_interrupted_goes_on_where_it_was(tmp_path):
+    class InterruptedError(Exception):
+        pass
+
+    corpus = [write_corpus(tmp_path / f"corpus/{n}.jsonl.zst", documents(60, seed=n)) for n in range(4)]
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    expected = bytes_of(prepared(tmp_path / "whole", [*corpus], tokenizer, rows_per_shard=32))
+    read: list[list[int]] = []
+    for stop_at in (1, 2, 10**6):
+        seen: list[int] = []
+
+        def stop(documents: int, tokens: int, seen: list[int] = seen, stop_at: int = stop_at) -> None:
+            seen.append(documents)
+            if len(seen) == stop_at:
+                raise InterruptedError
+
+        with suppress(InterruptedError):
+            folder = prepared(tmp_path / "parts", [*corpus], tokenizer, rows_per_shard=32, progress=stop)
+        read.append(seen)
+    assert bytes_of(folder) == expected
+    assert read[2][0] > read[0][0]  # it began after what was there
+
+
+def test_two_processes_that_prepare_the_same_make_it_once(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus.jsonl", documents(100))
     tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
-    folder = prepared(tmp_path, [corpus], tokenizer)
-    before = bytes_of(folder)
-    (folder / MANIFEST).unlink()
-    (folder / "train-00000.arrow").write_bytes(b"")
-    assert bytes_of(prepared(tmp_path, [corpus], tokenizer)) == before
-    (folder / "validation-00000.arrow").write_bytes(b"")
-    with pytest.raises(UserError, match=r"validation-00000\.arrow: damaged"):
-        prepared(tmp_path, [corpus], tokenizer)
+    written = []
+    write = pipeline._write
+    monkeypatch.setattr(pipeline, "_write", lambda *given: written.append(given) or write(*given))
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(prepared(tmp_path, [corpus], tokenizer))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(written) == 1
+    assert found[0] == found[1]
+    assert read_manifest(found[0]).header.is_complete
+
+
+def test_a_mixture_keeps_its_sources_apart_and_counts_their_sets(tmp_path, real_data):
+    pile = real_data / "pile_like" / "redpajama_sample.jsonl.zst"
+    sources = [
+        {"name": "wiki", "corpus": [str(pile)], "only": ["Wikipedia (en)"], "weight": 3},
+        {"name": "code", "corpus": [str(pile)], "only": ["Github", "StackExchange"], "weight": 1},
+    ]
+    job = tiny_job(tmp_path, [], data={"sources": sources, "corpus": [], "test_share": 0.1})
+    manifest = read_manifest(prepare(load_job(job)))
+    assert manifest.header.sources == ("wiki", "code")
+    assert [one.set for one in manifest.header.sets] == ["Github", "StackExchange", "Wikipedia (en)"]
+    for source, sets in (("wiki", {"Wikipedia (en)"}), ("code", {"Github", "StackExchange"})):
+        shards = [shard for split in SPLITS for shard in manifest.of(source, split)]
+        assert {one.set for shard in shards for one in shard.sets} == sets
+    assert sum(one.tokens for one in manifest.header.sets) == manifest.header.tokens == sum(manifest.header.rows) * ROW
 
 
 def test_a_learned_vocabulary_and_its_shards_are_the_same_bytes_each_time(tmp_path):
@@ -223,7 +270,7 @@ def test_a_learned_vocabulary_and_its_shards_are_the_same_bytes_each_time(tmp_pa
     first = prepared(tmp_path / "a", [corpus], tokenizer_vocab_size=300)
     second = prepared(tmp_path / "b", [corpus], tokenizer_vocab_size=300)
     assert bytes_of(first) == bytes_of(second)
-    assert 257 < read_manifest(first).vocab_size <= 300
+    assert 257 < read_manifest(first).header.vocab_size <= 300
     assert "validation" in sides(first, documents(200), first / TOKENIZER)
 
 
@@ -248,7 +295,7 @@ def test_ids_with_gaps_count_up_to_the_largest(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
     job = tiny_job(tmp_path, [corpus], data={"tokenizer": str(tmp_path / "gaps.json")}, model={"vocab_size": 70_016})
     folder = prepare(load_job(job))
-    assert read_manifest(folder).vocab_size == 70_001
+    assert read_manifest(folder).header.vocab_size == 70_001
     sides(folder, documents(60), tmp_path / "gaps.json")
 
 
@@ -269,35 +316,29 @@ def test_a_corpus_in_an_object_store_gives_the_bytes_of_the_local_one(tmp_path):
         far = prepared(tmp_path / "a", [f"s3://key:secret@pile/train/*.jsonl.zst{query}"], tokenizer)
     finally:
         server.stop()
-    assert bytes_of(far) == bytes_of(prepared(tmp_path / "b", [*local], tokenizer))
+    here = bytes_of(prepared(tmp_path / "b", [*local], tokenizer))
+    far_away = bytes_of(far)
+    assert here.pop(MANIFEST) != far_away.pop(MANIFEST)  # it names the files
+    assert far_away == here
 
 
-def test_a_bad_line_among_many_small_files_is_named(tmp_path):
+def test_a_bad_line_is_recorded_and_stops_nothing_where_it_may_be(tmp_path):
     for number in range(150):
         write_corpus(tmp_path / f"corpus/{number:03}.jsonl", documents(2, seed=number))
-    (tmp_path / "corpus/101.jsonl").write_bytes(json_lines(documents(2)) + b"not json\n")
+    (tmp_path / "corpus/101.jsonl").write_bytes(json_lines(documents(2)) + b"not json\n" + json_lines(["more"]))
     tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match=r"corpus/101\.jsonl:3: not valid JSON"):
+    with pytest.raises(UserError, match=r"1 of 302 documents .*; the first: .*corpus/101\.jsonl:3: not valid JSON"):
         prepared(tmp_path, [tmp_path / "corpus"], tokenizer)
-
-
-@pytest.mark.parametrize("broken", [b"not json\n", b'{"text": "\xff"}\n', b'{"text": "cut'])
-def test_a_bad_line_in_the_middle_of_a_corpus_leaves_nothing_behind(tmp_path, broken, monkeypatch):
-    monkeypatch.setattr(pipeline, "_BLOCK_CHARACTERS", 2_000)
-    write_corpus(tmp_path / "corpus/a.jsonl", documents(100))
-    (tmp_path / "corpus/b.jsonl").write_bytes(json_lines(documents(90)) + broken + json_lines(documents(9)))
-    write_corpus(tmp_path / "corpus/c.jsonl", documents(100))
-    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match=r"^/.*/corpus/b\.jsonl:91: not valid"):
-        prepared(tmp_path, [tmp_path / "corpus"], tokenizer)
-    assert list((tmp_path / "runs" / "data").iterdir()) == []
+    folder = prepared(tmp_path, [tmp_path / "corpus"], tokenizer, max_rejected=0.01)
+    (line,) = pq.read_table(folder / REJECTED).to_pylist()
+    assert (line["file"], line["line"]) == (str(tmp_path / "corpus/101.jsonl"), 3)
+    assert read_manifest(folder).header.rejected == 1
 
 
 def test_the_corpus_that_comes_with_python_is_written_once_and_can_be_prepared(tmp_path):
     tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
     folder = prepared(tmp_path, ["python"], tokenizer)
-    manifest = read_manifest(folder)
-    assert manifest.characters > 2_000_000
+    assert sum(one.bytes for one in read_manifest(folder).header.sets) > 2_000_000
     (source,) = (tmp_path / "runs" / "data").glob("python-*")
     before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
     assert len(before) == 4

@@ -3,157 +3,161 @@
 import json
 import random
 import tempfile
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokendrop.data.commit import appearing
-from tokendrop.data.shards import MANIFEST, Manifest, Rows, read_manifest, write_shard
+from folders import Document, blocks, data_config, numbered_rows, open_writer, write_folder
+from tokendrop.config.data import SourceConfig
+from tokendrop.data.commit import appearing, write_whole
+from tokendrop.data.order import ROW_BITS, NotPreparedError, first_ids
+from tokendrop.data.rows import FAILED, MappedSamples, Rows, held_out_ids, sample_order
+from tokendrop.data.shards import MANIFEST, SHARDS, TOKENIZER, read_documents, read_manifest
 from tokendrop.errors import UserError
 
 
-def write_folder(folder: Path, shards: list[np.ndarray], *, vocab_size: int = 2**16) -> Manifest:
-    manifest = Manifest(
-        sequence_length=shards[0].shape[1] - 1,
-        vocab_size=vocab_size,
-        tokenizer_sha256="",
-        documents=1,
-        characters=1,
-        tokens=1,
-        train=tuple(write_shard(folder / f"{n}.arrow", rows_NT) for n, rows_NT in enumerate(shards)),
-        validation=(),
-    )
-    manifest.write(folder)
-    return manifest
-
-
-def numbered(rows: int, length: int = 5, *, dtype: type = np.uint16) -> np.ndarray:
-    return np.arange(rows * length).reshape(rows, length).astype(dtype)
-
-
-@given(
-    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    length=st.integers(2, 9),
-    dtype=st.sampled_from([np.uint16, np.uint32]),
-    data=st.data(),
-)
-def test_rows_read_are_the_rows_written_in_any_order(sizes, length, dtype, data):
-    every = numbered(sum(sizes), length, dtype=dtype)
+@given(count=st.integers(1, 30), rows_per_shard=st.integers(2, 40), data=st.data())
+def test_rows_read_are_the_rows_written_in_any_order(count, rows_per_shard, data):
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_folder(folder, np.split(every, np.cumsum(sizes)[:-1]))
-        rows = Rows(folder, read_manifest(folder), "train")
-        wanted = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=12))
-        found = rows.read(np.array(wanted, dtype=np.int64))
-    assert len(rows) == len(every)
+        write_folder(Path(name), numbered_rows(count), rows_per_shard=rows_per_shard)
+        wanted = data.draw(st.lists(st.integers(0, count - 1), max_size=12))
+        epoch = data.draw(st.integers(0, 3))
+        ids = np.array(wanted, np.int64) + (epoch << ROW_BITS)
+        found = Rows(Path(name), "train").read(ids)
     assert found.dtype == np.int64
-    assert np.array_equal(found, every[wanted])
+    assert found.tolist() == [[number] * 5 for number in wanted]
 
 
-def test_a_manifest_reads_back_as_it_was_written(tmp_path):
-    written = write_folder(tmp_path, [numbered(3), numbered(2)])
-    assert read_manifest(tmp_path) == written
+def test_a_row_that_is_not_there_is_an_error(tmp_path):
+    write_folder(tmp_path, numbered_rows(3))
+    for row in (3, 1000):
+        with pytest.raises(IndexError, match=f"row {row} of source 0: there are 3"):
+            Rows(tmp_path, "train").read(np.array([row]))
 
 
 def test_many_shards_hold_no_files_open(tmp_path):
-    write_folder(tmp_path, [numbered(1)] * 60)
+    write_folder(tmp_path, numbered_rows(60), rows_per_shard=1)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    rows = Rows(tmp_path, read_manifest(tmp_path), "train")
+    rows = Rows(tmp_path, "train")
     rows.read(np.arange(60))
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "",
-        "{",
-        "[]",
-        "{}",
-        "null",
-        '{"train": 3}',
-        "\x00",
-        "[" * 100_000,
-    ],
-    ids=lambda text: repr(text)[:14],
-)
-def test_a_damaged_manifest_is_named(tmp_path, text):
+def test_held_out_rows_are_shared_out_by_weight(tmp_path):
+    files = [(source, [Document([0] * 5), *[Document([0] * 5, split="validation")] * 9]) for source in "ab"]
+    sources = tuple(SourceConfig(name=name, corpus=("x",), weight=weight) for name, weight in (("a", 3.0), ("b", 1.0)))
+    data = data_config(corpus=(), sources=sources)
+    write_folder(tmp_path, files)
+    ids = held_out_ids(data, Rows(tmp_path, "validation").committed, 8)
+    assert ids.tolist() == [*first_ids(0, 6), *first_ids(1, 2)]
+
+
+def test_training_follows_rows_as_they_are_committed_and_hears_of_a_failure(tmp_path, monkeypatch):
+    files = numbered_rows(40)
+    whole = tmp_path / "whole"
+    write_folder(whole, files, rows_per_shard=4)
+    data = data_config(shuffle_rows=8)
+    expected = MappedSamples(Rows(whole, "train"), sample_order(data, seed=1)).at(np.arange(40))
+
+    folder = tmp_path / "growing"
+    writer = open_writer(folder, files, rows_per_shard=4)
+    growing = blocks(files, writer, block=1)
+    samples = MappedSamples(Rows(folder, "train"), sample_order(data, seed=1))
+    monkeypatch.setattr("tokendrop.data.rows.time.sleep", lambda _: writer.add(growing.pop(0)))
+    for position in range(40 // 8 * 8):
+        ids, rows = samples.at(np.array([position]))
+        assert ids.tolist() == expected[0][[position]].tolist()
+        assert rows.tolist() == expected[1][[position]].tolist()
+        assert len(growing) >= 40 - position // 8 * 8 - 8  # it did not wait for more than its window
+    (folder / FAILED).write_text("the corpus is gone")
+    with pytest.raises(UserError, match="the corpus is gone"):
+        samples.at(np.array([40]))
+    with pytest.raises(NotPreparedError):
+        samples.order.sample_ids(np.array([40]), samples.rows.committed)
+
+
+def test_a_manifest_reads_back_as_it_was_written(tmp_path):
+    written = write_folder(tmp_path, numbered_rows(9), rows_per_shard=2)
+    assert read_manifest(tmp_path) == written
+    assert written.header.rows == (9, 1, 0)
+    assert read_documents(tmp_path / written.shards[1].file, 0)[0]["record"] == 3
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "null", '{"rows": "x"}', "\x00", "[" * 100_000])
+@pytest.mark.parametrize("file", [MANIFEST, SHARDS])
+def test_a_damaged_manifest_is_named(tmp_path, file, text):
+    write_folder(tmp_path, numbered_rows(3))
+    (tmp_path / file).unlink()
     if text is not None:
-        (tmp_path / MANIFEST).write_text(text)
-    with pytest.raises(UserError, match=rf"^{tmp_path}/manifest\.json: damaged .* remove {tmp_path} and prepare"):
+        (tmp_path / file).write_text(text + "\n")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/{file}: damaged .* remove {tmp_path} and prepare"):
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("sequence_length", "long"), ("train", [3]), ("train", [{"file": "0.arrow"}]), ("vocab_size", None)],
-)
+@pytest.mark.parametrize(("key", "value"), [("sequence_length", "long"), ("sources", [3]), ("vocab_size", None)])
 def test_a_manifest_with_a_wrong_value_names_the_key(tmp_path, key, value):
-    write_folder(tmp_path, [numbered(2)])
+    write_folder(tmp_path, numbered_rows(2))
     tree = json.loads((tmp_path / MANIFEST).read_text())
     (tmp_path / MANIFEST).write_text(json.dumps({**tree, key: value}))
     with pytest.raises(UserError, match=rf"manifest\.json: damaged \({key}"):
         read_manifest(tmp_path)
 
 
-def test_a_shard_that_is_missing_cut_short_or_of_another_corpus_is_named(tmp_path):
-    manifest = write_folder(tmp_path, [numbered(4), numbered(3)])
-    shard = tmp_path / "1.arrow"
-    whole = shard.read_bytes()
+def test_a_shard_that_is_missing_or_cut_short_and_another_tokenizer_are_named_before_training(tmp_path):
+    write_folder(tmp_path, numbered_rows(8), rows_per_shard=4)
 
-    def check_that_it_is_named() -> None:
-        with pytest.raises(UserError, match=rf"^{shard}: damaged .* remove {tmp_path} and prepare"):
-            Rows(tmp_path, manifest, "train")
+    def check_that_it_is_named(file: str) -> None:
+        with pytest.raises(UserError, match=rf"^{tmp_path / file}: damaged .* remove {tmp_path} and prepare"):
+            Rows(tmp_path, "train")
 
-    for length in range(0, len(whole), 13):
-        shard.write_bytes(whole[:length])
-        check_that_it_is_named()
-    for rows_NT in (numbered(2), numbered(3, 6)):
-        write_shard(shard, rows_NT)
-        check_that_it_is_named()
-    shard.unlink()
-    check_that_it_is_named()
-
-
-@pytest.mark.parametrize(
-    "column",
-    [pa.array([1.0, 2.0]), pa.array(["a", "b"]), pa.array([[1, 2, 3, 4, 5]] * 2, pa.list_(pa.int64(), 5))],
-)
-def test_an_arrow_file_of_something_else_is_named(tmp_path, column):
-    manifest = write_folder(tmp_path, [numbered(2)])
-    batch = pa.record_batch([column], names=["tokens"])
-    with pa.ipc.new_file(str(tmp_path / "0.arrow"), batch.schema) as writer:
-        writer.write_batch(batch)
-    with pytest.raises(UserError, match=r"0\.arrow: damaged"):
-        Rows(tmp_path, manifest, "train")
+    for file in ("corpus-train-00001.arrow", TOKENIZER):
+        whole = (tmp_path / file).read_bytes()
+        for changed in (whole[:-1], b"", whole + b"\n"):
+            (tmp_path / file).write_bytes(changed)
+            check_that_it_is_named(file)
+        (tmp_path / file).unlink()
+        check_that_it_is_named(file)
+        (tmp_path / file).write_bytes(whole)
+    Rows(tmp_path, "train")
 
 
-def test_a_token_that_the_tokenizer_does_not_have_is_named_by_shard_and_row(tmp_path):
-    manifest = write_folder(tmp_path, [numbered(4), numbered(3)], vocab_size=2**16)
-    rows = Rows(tmp_path, replace(manifest, vocab_size=14), "train")
-    assert rows.read(np.array([0, 1])).max() == 9
-    with pytest.raises(UserError, match=r"0\.arrow: damaged \(.* in row 2\)"):
-        rows.read(np.array([0, 2]))
-
-
-def test_flipped_bytes_give_an_error_or_tokens_of_the_vocabulary(tmp_path):
-    manifest = write_folder(tmp_path, [numbered(4)], vocab_size=20)
-    whole = (tmp_path / "0.arrow").read_bytes()
+def test_a_flipped_byte_is_named_when_its_row_is_read(tmp_path):
+    write_folder(tmp_path, numbered_rows(4))
+    path = tmp_path / "corpus-train-00000.arrow"
+    whole = path.read_bytes()
+    expected = Rows(tmp_path, "train").read(np.arange(4)).tolist()
     chance = random.Random(1)
-    for _ in range(2000):
+    caught = 0
+    for place in range(len(whole)):
         damaged = bytearray(whole)
-        for _ in range(chance.choice([1, 2, 8])):
-            damaged[chance.randrange(len(whole))] = chance.randrange(256)
-        (tmp_path / "0.arrow").write_bytes(damaged)
-        with suppress(UserError):  # anything else would be raised, or would end this process
-            assert Rows(tmp_path, manifest, "train").read(np.arange(4)).max() < 20
+        damaged[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        found = rows_or_complaint(tmp_path)
+        if isinstance(found, str):
+            assert found.startswith(f"{path}: damaged")
+            caught += 1
+        else:
+            assert found == expected  # it hit what rows do not depend on
+    assert caught >= 4 * 5 * 2
+
+
+def rows_or_complaint(folder: Path) -> list[list[int]] | str:
+    try:
+        return Rows(folder, "train").read(np.arange(4)).tolist()
+    except UserError as error:
+        return str(error)
+
+
+def test_another_corpus_in_the_place_of_a_shard_is_named(tmp_path):
+    write_folder(tmp_path / "a", numbered_rows(4))
+    write_folder(tmp_path / "b", numbered_rows(4, row_length=5), rows_per_shard=2)
+    shard = "corpus-train-00000.arrow"
+    (tmp_path / "a" / shard).write_bytes((tmp_path / "b" / shard).read_bytes())
+    with pytest.raises(UserError, match=rf"{shard}: damaged"):
+        Rows(tmp_path / "a", "train").read(np.arange(4))
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
@@ -171,6 +175,14 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     fill("second")  # whoever is first has written the same
     assert [path.name for path in (tmp_path / "below").iterdir()] == ["folder"]
     assert (tmp_path / "below" / "folder" / "file").read_text() == "first"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    write_whole(tmp_path / "file", b"one")
+    with pytest.raises(TypeError):
+        write_whole(tmp_path / "file", "not bytes")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"one"
 
 
 def test_a_folder_that_can_not_be_written_is_named(tmp_path):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from folders import Document, write_folder
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
-from tokendrop.data.shards import TOKENIZER, Manifest, write_shard
 from tokendrop.data.tokenizer import train_tokenizer
 from tokendrop.models.build import build_model
 from tokendrop.track.run_folder import CHECKPOINTS, describe_run
@@ -83,19 +83,15 @@ def _make_run(folder: Path, tokenizer: Tokenizer, **changes: object) -> Path:
     data.mkdir()
     vocab_size = tokenizer.get_vocab_size()
     config = experiment({"vocab_size": -(-vocab_size // 512) * 512, **changes})
-    tokenizer.save(str(data / TOKENIZER))
-    rows_NT = np.random.default_rng(0).integers(0, vocab_size, (VALIDATION_ROWS, LENGTH + 1)).astype(np.uint16)
-    shard = write_shard(data / "validation-00000.arrow", rows_NT)
-    Manifest(
+    rows = np.random.default_rng(0).integers(0, vocab_size, (VALIDATION_ROWS, LENGTH + 1))
+    write_folder(
+        data,
+        [("corpus", [Document(row, split="validation") for row in rows.tolist()])],
         sequence_length=LENGTH,
+        tokenizer=tokenizer.to_str(),
         vocab_size=vocab_size,
-        tokenizer_sha256="",
-        documents=1,
-        characters=1,
-        tokens=rows_NT.size,
-        train=(),
-        validation=(shard,),
-    ).write(data)
+        rows_per_shard=16 * VALIDATION_ROWS,
+    )
     describe_run(run, config, data)
     save(config, run)
     return run

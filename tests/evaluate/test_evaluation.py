@@ -31,7 +31,7 @@ def own_run(tiny_run: Path, tmp_path: Path) -> Path:
 
 def test_held_out_loss_is_the_mean_over_every_token(tiny_run: Path):
     _, data = open_run_folder(tiny_run)
-    with pa.ipc.open_file(str(data / "validation-00000.arrow")) as shard:
+    with pa.ipc.open_file(str(data / "corpus-validation-00000.arrow")) as shard:
         rows = torch.tensor(shard.get_batch(0).column(0).to_pylist())
     model, _ = load_run(tiny_run)
     with torch.no_grad():

@@ -13,6 +13,7 @@ import time
 import urllib.request
 import venv
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -226,6 +227,34 @@ def test_relative_paths_become_the_users_own(folder: Path):
     assert config.data.corpus == ("python", str(folder / "text"), "s3://bucket/a", "/absolute")
     assert config.track.uri == f"sqlite:///{folder}/my runs.db"
     assert preflight.absolute_paths(config, folder) == []
+
+
+def test_relative_paths_of_several_sources_become_the_users_own(folder: Path):
+    sources = [
+        {"name": "here", "corpus": ["text", "python"], "weight": 2, "only": ["Books"]},
+        {"name": "there", "corpus": ["hf://datasets/a/b", "/absolute"], "weight": 0.5},
+    ]
+    job = ["jobs/tiny.yaml", "data.corpus=[]", f"data.sources={json.dumps(sources)}"]
+    before = load_job(job[0], job[1:]).data.sources
+    config = load_job(job[0], [*job[1:], *preflight.absolute_paths(load_job(job[0], job[1:]), folder)])
+
+    assert config.data.sources == (replace(before[0], corpus=(str(folder / "text"), "python")), before[1])
+    assert config.data.corpus == ()
+    assert preflight.absolute_paths(config, folder) == []
+
+
+def test_text_of_a_source_that_would_not_be_on_the_cluster_is_named_by_its_key(folder: Path):
+    sources = [{"name": name, "corpus": [name, "python"], "weight": 1} for name in ("text", "missing", "ignored")]
+
+    def check(*chosen: dict[str, object]) -> None:
+        job = load_job("jobs/tiny.yaml", ["data.corpus=[]", f"data.sources={json.dumps(chosen)}"])
+        preflight.check_corpus(job, preflight.list_upload("."))
+
+    check(sources[0])
+    with pytest.raises(UserError, match=r"^data\.sources\[1\]\.corpus: no such file, folder or glob in .*: missing"):
+        check(*sources[:2])
+    with pytest.raises(UserError, match=r"^data\.sources\[1\]\.corpus: .*ignored.* would not be on the cluster"):
+        check(sources[0], sources[2])
 
 
 def test_text_that_would_not_be_on_the_cluster_is_refused(folder: Path):

@@ -11,7 +11,7 @@ import pytest
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
-from tokendrop.data.order import sample_ids
+from tokendrop.data.rows import sample_order
 from tokendrop.data.shards import read_manifest
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import MetricsTail, read_ledger, read_steps, uncommitted_parts
@@ -67,7 +67,8 @@ def losses(run: Path) -> list[float]:
 def assert_ledger_is_exact(run: Path) -> None:
     """Every sample of every step once, and just those that the order asks for."""
     config, data = open_run_folder(run)
-    rows = sum(shard.rows for shard in read_manifest(data).train)
+    committed = read_manifest(data).committed("train")
+    order = sample_order(config.data, seed=config.seed)
     batch = config.train.global_batch
     by_step: dict[int, list[int]] = {}
     for row in read_ledger(run):
@@ -75,7 +76,7 @@ def assert_ledger_is_exact(run: Path) -> None:
     assert sorted(by_step) == list(range(1, config.steps + 1))
     for step, trained_on in by_step.items():
         positions = np.arange((step - 1) * batch, step * batch)
-        assert sorted(trained_on) == sorted(sample_ids(positions, rows=rows, seed=config.seed).tolist())
+        assert sorted(trained_on) == sorted(order.sample_ids(positions, committed).tolist())
 
 
 def test_world_size_does_not_show_in_samples_or_losses(job: Path) -> None:

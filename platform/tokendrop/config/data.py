@@ -1,40 +1,129 @@
 """Where text comes from and how it becomes rows of tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """A corpus, its tokenizer and its held-out part."""
+class SourceConfig:
+    """One part of a mixture."""
 
+    name: str
+    """Names its token shards and its line in tables."""
     corpus: tuple[str, ...]
-    """Files, folders or globs of .jsonl, .jsonl.zst, .jsonl.gz, .parquet and .txt, here or in a store (s3://, gs://,
-    file://); a store's credentials come from the environment. `python` is the text that comes with every Python:
-    its documentation topics and its standard library."""
+    """As `data.corpus`."""
+    only: tuple[str, ...] = ()
+    """As `data.only`."""
+    weight: float
+    """Its share of the training samples; shares are relative to their sum. A source that is used up begins again."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(letter.isalnum() or letter in "_." for letter in self.name):
+            raise ValueError(f"name: want letters, digits, '_' and '.', got {self.name!r}")
+        if not self.corpus:
+            raise ValueError("corpus: want at least one file, folder, glob or URI")
+        if not self.weight > 0:
+            raise ValueError(f"want a weight above 0, got {self.weight:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsConfig:
+    """What BERT learns from pairs of sentences; the defaults are what Megatron-LM does."""
+
+    sentence_task: Literal["sop", "nsp"] = "sop"
+    """Half of the pairs are made wrong, to be told from the others: by sentence order (SOP) B stands before A, by next
+    sentence (NSP) another text stands in B's place."""
+    mask_share: float = 0.15
+    """Share of the tokens to predict: of these 80% read [MASK], 10% another token, 10% stay."""
+    max_predictions: int | None = None
+    """Most tokens to predict in one sequence."""
+    whole_words: bool = True
+    """Choose words with all of their pieces instead of single tokens."""
+    short_share: float = 0.1
+    """Share of the pairs that are made shorter than they could be, to a random length."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask_share <= 1 or not 0 <= self.short_share <= 1:
+            raise ValueError(
+                f"want 0 < mask_share <= 1 and 0 <= short_share <= 1, got {self.mask_share:g} and {self.short_share:g}"
+            )
+        if self.max_predictions is not None and self.max_predictions < 1:
+            raise ValueError(f"want max_predictions of at least 1, got {self.max_predictions}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """A corpus, its tokenizer and its held-out parts."""
+
+    corpus: tuple[str, ...] = ()
+    """Files, folders or globs of .jsonl, .jsonl.zst, .jsonl.gz, .parquet, .arrow and .txt, here or in a store
+    (s3://, gs://, hf://, file://); a store's credentials come from the environment. `python` is the text that comes
+    with every Python: its documentation topics and its standard library."""
+    only: tuple[str, ...] = ()
+    """Names of sets, such as `Wikipedia (en)`; documents of others are left out. Without names, all are taken."""
+    sources: tuple[SourceConfig, ...] = ()
+    """In the place of `corpus`: several of them, mixed by weight."""
     text_key: str = "text"
-    """The field of a JSON line, or the column of a Parquet file, that holds the text."""
+    """The field of a JSON line, or the column of a table, that holds the text; dots reach into fields of fields."""
+    set_key: str = "meta.pile_set_name"
+    """The field that names the set which a document comes from, as the Pile does; it may be missing."""
+    max_document_bytes: int = 2**26
+    """Longer documents are rejected."""
+    max_rejected: float = 1e-4
+    """Share of the documents that may be unreadable before preparation stops; each is listed in rejected.parquet."""
     tokenizer: str | None = None
-    """A `tokenizer.json`; without one, a byte-level BPE is trained on the head of the corpus."""
+    """A `tokenizer.json` or, for BERT, a `vocab.txt`; without one, a tokenizer is trained on the head of the corpus."""
     tokenizer_vocab_size: int = 4096
     """Size of a tokenizer that is trained here."""
     validation_share: float = 0.01
-    """Share of the documents held out, chosen by a hash of their text."""
+    """Share of the documents held out for validation, chosen by a hash of their text."""
+    test_share: float = 0.0
+    """Share of the documents held out for nothing but tests, chosen by the same hash."""
     rows_per_shard: int = 4096
-    """Rows of sequence_length + 1 tokens in one token shard."""
+    """Rows of sequence_length + 1 tokens in one training shard; those held out come in shards of a sixteenth."""
+    shuffle_rows: int = 2**16
+    """In the first epoch rows are shuffled within windows of so many, and training follows preparation at that
+    distance; later epochs are shuffled whole. 0 shuffles the first whole too, once all is prepared."""
+    pairs: PairsConfig = field(default_factory=PairsConfig)
+    """How a model of kind bert reads the corpus."""
     reader: Literal["memory_map", "ray_data"] = "memory_map"
     """How workers read token shards: mapped from the shared folder, or streamed to them by Ray Data."""
     folder: str = "runs/data"
     """Prepared token shards are kept below this folder, one folder a corpus, and used again."""
 
     def __post_init__(self) -> None:
-        if not self.corpus:
-            raise ValueError("corpus: want at least one file, folder, glob or URI")
-        if not 0 < self.validation_share < 1:
-            raise ValueError(f"want 0 < validation_share < 1, got {self.validation_share}")
+        if bool(self.corpus) == bool(self.sources):
+            raise ValueError("want either corpus, with at least one file, folder, glob or URI, or sources")
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names):
+            raise ValueError(f"sources: want a name for each, got {', '.join(names)}")
+        if self.sources and self.only:
+            raise ValueError("only: with sources, say it in each of them")
+        if not 0 < self.validation_share < 1 or not 0 <= self.test_share < 1 - self.validation_share:
+            raise ValueError(
+                "want 0 < validation_share < 1 and 0 <= test_share < 1 - validation_share,"
+                f" got {self.validation_share:g} and {self.test_share:g}"
+            )
         if self.tokenizer_vocab_size < 257:
             raise ValueError(
                 f"tokenizer_vocab_size: 256 bytes and the end of text want 257, got {self.tokenizer_vocab_size}"
             )
-        if self.rows_per_shard < 1:
-            raise ValueError(f"want rows_per_shard of at least 1, got {self.rows_per_shard}")
+        if self.rows_per_shard < 1 or self.shuffle_rows < 0 or self.max_document_bytes < 1:
+            raise ValueError("want rows_per_shard and max_document_bytes of at least 1, shuffle_rows of at least 0")
+        if not 0 <= self.max_rejected <= 1:
+            raise ValueError(f"want 0 <= max_rejected <= 1, got {self.max_rejected:g}")
+
+    def corpus_key(self, number: int) -> str:
+        """The key in a job of the corpus of one source of the mixture, counted from 0."""
+        return f"data.sources[{number}].corpus" if self.sources else "data.corpus"
+
+    @property
+    def mixture(self) -> tuple[SourceConfig, ...]:
+        """The sources; a `corpus` is the only one of its mixture."""
+        return self.sources or (SourceConfig(name="corpus", corpus=self.corpus, only=self.only, weight=1.0),)
+
+    def held_out_shares(self, sequences: int) -> tuple[int, ...]:
+        """Of so many held-out sequences, those of each source, by weight."""
+        weights = [source.weight for source in self.mixture]
+        return tuple(ceil(weight / sum(weights) * sequences) for weight in weights)

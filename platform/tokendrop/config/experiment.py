@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 
-from tokendrop.config.data import DataConfig
+from tokendrop.config.data import DataConfig, PairsConfig
 from tokendrop.config.drop import Clock, DropConfig
 from tokendrop.config.model import BertConfig, GptConfig
 from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig, TrackConfig
@@ -35,6 +35,8 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         if not self.name or not all(letter.isalnum() or letter in "-_." for letter in self.name):
             raise ValueError(f"name: want letters, digits, '-', '_' and '.', got {self.name!r}")
+        if self.model.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
+            raise ValueError(f"data.pairs: only a model of kind bert reads pairs of sentences, not '{self.model.kind}'")
         self.plan()
 
     @property

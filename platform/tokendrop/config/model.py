@@ -6,6 +6,8 @@ from typing import ClassVar, Literal
 from tokendrop.schedule.costs import ModelShape
 
 Sizes = dict[str, int]
+DataKind = Literal["text", "sentence_pairs"]
+"""What a model reads: documents end to end, or pairs of neighbouring runs of sentences."""
 
 
 def _sizes(layers: int, width: int, heads: int, sequence_length: int) -> Sizes:
@@ -18,6 +20,7 @@ class TransformerConfig:
 
     PRESETS: ClassVar[dict[str, Sizes]]
     causal: ClassVar[bool]
+    reads: ClassVar[DataKind]
 
     preset: str | None = None
     """A named size; keys given beside it win."""
@@ -70,6 +73,7 @@ class GptConfig(TransformerConfig):
         "gpt3-1.3b": _sizes(24, 2048, 16, 2048),
     }
     causal = True
+    reads = "text"
 
     kind: Literal["gpt"] = "gpt"
     positions: Literal["learned", "rotary"] = "learned"
@@ -89,5 +93,13 @@ class BertConfig(TransformerConfig):
         "bert-large": _sizes(24, 1024, 16, 512),
     }
     causal = False
+    reads = "sentence_pairs"
 
     kind: Literal["bert"] = "bert"
+
+    def __post_init__(self) -> None:
+        super(BertConfig, self).__post_init__()
+        if self.sequence_length < 5:
+            raise ValueError(
+                f"want a sequence_length of at least 5: three special tokens and two, got {self.sequence_length}"
+            )

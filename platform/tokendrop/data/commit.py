@@ -1,9 +1,11 @@
-"""Folders that appear whole or not at all."""
+"""Folders and files that appear whole or not at all."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from tokendrop.errors import UserError
@@ -32,3 +34,16 @@ def appearing(folder: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_whole(path: Path, content: Any) -> None:
+    """Write a file that is there whole or not at all, even where the machine stops."""
+    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)

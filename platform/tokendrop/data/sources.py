@@ -1,33 +1,28 @@
-"""Corpora: which files they are, and the documents in them."""
+"""Corpora: which files they are, in whatever store they lie."""
 
 import glob
-import io
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from tokendrop.data.python_corpus import write_python_corpus
 from tokendrop.errors import UserError
 
-SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet", ".txt")
+SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet", ".arrow", ".txt")
 
-# A text file has no documents of its own. It is cut at the first blank line after so many characters, or,
-# where there is none for long, at the end of a line.
-_TEXT_DOCUMENT, _LONGEST_TEXT_DOCUMENT = 16_384, 262_144
+# Stores of pyarrow's own; fsspec is asked for all others.
+_NATIVE_SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 
-# An object store is asked for this much at a time; each request costs it some 50 ms.
-_STORE_READ_BYTES = 8 * 2**20
+# What file systems of fsspec tell of a file that becomes another when its content does.
+_VERSIONS = ("mtime", "created", "LastModified", "last_modified", "Last-Modified", "updated", "ETag", "etag", "blob_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +37,12 @@ class SourceFile:
     modified: str
 
 
-def list_files(corpus: tuple[str, ...], *, cache: Path) -> list[SourceFile]:
+def list_files(corpus: tuple[str, ...], *, cache: Path, key: str = "data.corpus") -> list[SourceFile]:
     """The files of a corpus, entry by entry as given and by name within an entry, in every store alike.
 
     Args:
         cache: where the built-in corpus `python` is written.
+        key: of the corpus in the job, for messages.
     Raises:
         UserError: an entry matches nothing that can be read.
     """
@@ -54,34 +50,29 @@ def list_files(corpus: tuple[str, ...], *, cache: Path) -> list[SourceFile]:
     for entry in corpus:
         if entry == "python":
             entry = str(write_python_corpus(cache))
-        found = _stored_files(entry) if "://" in entry else _local_files(entry)
+        with reaching(f"{key}: can't open {_public(entry)}"):
+            found = _stored_files(entry) if "://" in entry else _local_files(entry)
         if not found:
             wanted = ", ".join(SUFFIXES)
-            raise UserError(f"data.corpus: no such file, folder or glob: {_public(entry)} (want {wanted})")
+            raise UserError(f"{key}: no such file, folder or glob: {_public(entry)} (want {wanted})")
         for file in found:
-            if not file.path.endswith(SUFFIXES):
-                raise UserError(f"data.corpus: can't read {file.name}: want {', '.join(SUFFIXES)}")
+            if not file.name.endswith(SUFFIXES):
+                raise UserError(f"{key}: can't read {file.name}: want {', '.join(SUFFIXES)}")
         files += sorted(found, key=lambda file: file.path)
     return files
 
 
-def read_documents(file: SourceFile, text_key: str) -> Iterator[str]:
-    """The documents of a file, in order, in bounded memory.
-
-    Raises:
-        UserError: the file or a line of it can't be read; the message says where and why.
-    """
-    try:
-        if file.path.endswith(".parquet"):
-            yield from _parquet(file, text_key)
-        elif file.path.endswith(".txt"):
-            yield from _text(file)
-        else:
-            yield from _json_lines(file, text_key)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{file.name}: can't read this file, it is damaged, cut short or out of reach ({_line(error)})"
-        ) from None
+def check_unchanged(file: SourceFile) -> None:
+    """Raises UserError where a file is no longer the one that was listed."""
+    with reaching(f"can't read {file.name}"):
+        if isinstance(file.store, pafs.PyFileSystem):
+            file.store.handler.fs.invalidate_cache(file.path)
+        info = file.store.get_file_info(file.path)
+        is_there = info.type == pafs.FileType.File
+        is_same = is_there and (info.size, _version(file.store, info)) == (file.size, file.modified)
+    if not is_same:
+        what = "changed" if is_there else "vanished"
+        raise UserError(f"{file.name}: {what} while it was read; want files that stay as they are during preparation")
 
 
 def _local_files(entry: str) -> list[SourceFile]:
@@ -94,36 +85,38 @@ def _local_files(entry: str) -> list[SourceFile]:
     else:
         found = [p for p in glob.glob(path, recursive=True) if os.path.isfile(p)]
     local = pafs.LocalFileSystem()
-    stats = [(name, os.stat(name)) for name in found]
-    return [
-        SourceFile(name=name, store=local, path=name, size=stat.st_size, modified=str(stat.st_mtime_ns))
-        for name, stat in stats
-    ]
+    return [_source(local, info, info.path) for info in local.get_file_info(found)]
 
 
 def _stored_files(entry: str) -> list[SourceFile]:
     """Files behind a URI; `*`, `**` and `[...]` mean what they mean in a local path."""
     scheme, _, rest = entry.partition("://")
-    location, query_mark, query = rest.partition("?")
-    try:
-        store, path = pafs.FileSystem.from_uri(
-            f"{scheme}://{quote(location, safe='/%:@*+,;=&$!()~')}{query_mark}{query}"
-        )
-        if isinstance(store, pafs.LocalFileSystem):
-            return _local_files(path)
-        infos = _find(store, path)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"data.corpus: can't open {_public(entry)} ({_public(_line(error))})") from None
+    if scheme not in _NATIVE_SCHEMES:
+        store, path = pafs.FileSystem.from_uri(f"fsspec+{entry}")
+        store.handler.fs.invalidate_cache()
+    else:
+        location, query_mark, query = rest.partition("?")
+        uri = f"{scheme}://{quote(location, safe='/%:@*+,;=&$!()~')}{query_mark}{query}"
+        store, path = pafs.FileSystem.from_uri(uri)
+    if isinstance(store, pafs.LocalFileSystem):
+        return _local_files(path)
     return [
-        SourceFile(
-            name=f"{scheme}://{info.path}",
-            store=store,
-            path=info.path,
-            size=info.size or 0,
-            modified=str(info.mtime_ns),
-        )
-        for info in infos
+        _source(store, info, _public(info.path if "://" in info.path else f"{scheme}://{info.path.lstrip('/')}"))
+        for info in _find(store, path)
     ]
+
+
+def _source(store: pafs.FileSystem, info: pafs.FileInfo, name: str) -> SourceFile:
+    if info.size is None:
+        raise UserError(f"{name}: its store does not tell its size; want one that does")
+    return SourceFile(name=name, store=store, path=info.path, size=info.size, modified=_version(store, info))
+
+
+def _version(store: pafs.FileSystem, info: pafs.FileInfo) -> str:
+    if not isinstance(store, pafs.PyFileSystem):
+        return str(info.mtime_ns)
+    told = store.handler.fs.info(info.path)
+    return " ".join(f"{key}={told[key]}" for key in _VERSIONS if told.get(key) is not None)
 
 
 def _find(store: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
@@ -163,95 +156,21 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
+@contextmanager
+def reaching(complaint: str) -> Iterator[None]:
+    """Whatever a store raises, and its library may raise anything, as one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError as error:
+        missing = getattr(error.__cause__, "name", None) or "fsspec"
+        raise UserError(f"{complaint}: want a package for it: pip install {missing.partition('.')[0]}") from None
+    except Exception as error:
+        raise UserError(f"{complaint} ({_public(' '.join(str(error).split()))})") from None
+
+
 def _public(text: str) -> str:
-    """Without the credentials that a URI may carry."""
-    return re.sub(r"://[^/@\s]*@", "://", text)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _open(file: SourceFile) -> Any:
-    """The file's bytes, decompressed."""
-    if file.path.endswith(".parquet"):
-        return file.store.open_input_file(file.path)
-    is_local = isinstance(file.store, pafs.LocalFileSystem)
-    return file.store.open_input_stream(
-        file.path, compression="detect", buffer_size=None if is_local else _STORE_READ_BYTES
-    )
-
-
-def _lines(file: SourceFile) -> Iterator[tuple[int, str]]:
-    """Numbered lines, ended by "\\n" alone: U+2028 and its like belong to the text."""
-    with _open(file) as stream:
-        for number, line in enumerate(io.BufferedReader(stream, 2**20), start=1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(f"{file.name}:{number}: not valid UTF-8 (byte {error.start + 1} of the line)") from None
-            yield number, text
-
-
-def _json_lines(file: SourceFile, text_key: str) -> Iterator[str]:
-    for number, line in _lines(file):
-        if not line.strip(" \t\r\n"):
-            continue
-        place = f"{file.name}:{number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
-        except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
-            raise UserError(f"{place}: can't read this JSON ({_line(error)})") from None
-        text = record.get(text_key) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise UserError(f"{place}: want a JSON object with text in '{text_key}' (data.text_key)")
-        yield _checked(text, place)
-
-
-def _text(file: SourceFile) -> Iterator[str]:
-    lines: list[str] = []
-    length = 0
-    for _, line in _lines(file):
-        lines.append(line)
-        length += len(line)
-        if length >= _TEXT_DOCUMENT and (line.isspace() or length >= _LONGEST_TEXT_DOCUMENT):
-            yield "".join(lines)
-            lines, length = [], 0
-    if lines:
-        yield "".join(lines)
-
-
-def _parquet(file: SourceFile, text_key: str) -> Iterator[str]:
-    with _open(file) as stream:
-        table = pq.ParquetFile(stream)
-        if text_key not in table.schema_arrow.names:
-            columns = ", ".join(table.schema_arrow.names)
-            raise UserError(f"{file.name}: no column '{text_key}' (data.text_key), it has {columns}")
-        row = 0
-        for batch in table.iter_batches(batch_size=256, columns=[text_key]):
-            for value in batch.column(0):
-                row += 1
-                yield _parquet_text(value, f"{file.name}: row {row}", text_key)
-
-
-def _parquet_text(value: pa.Scalar, place: str, text_key: str) -> str:
-    try:
-        text = value.as_py()
-    except UnicodeDecodeError:
-        raise UserError(f"{place}: not valid UTF-8") from None
-    if not isinstance(text, str):
-        found = "nothing" if text is None else type(text).__name__
-        raise UserError(f"{place}: want text in '{text_key}' (data.text_key), got {found}")
-    return text
-
-
-def _checked(text: str, place: str) -> str:
-    """JSON can spell half of a character, which no tokenizer takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = ord(text[error.start])
-        raise UserError(f"{place}: \\u{half:04x} is half of a surrogate pair, and no character") from None
-    return text
+    """Without the credentials that a URI may carry before its host or in its query."""
+    without_user = re.sub(r"://(?:[^/@\s]*:[^@\s]*@|[^/@\s]*@)", "://", text)
+    return re.sub(r"(://[^?\s]*)\?\S*", r"\1", without_user)

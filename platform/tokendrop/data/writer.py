@@ -1,65 +1,236 @@
-"""Tokenized documents into a folder of token shards."""
+"""Tokenized documents into a folder of token shards, from where an earlier attempt stopped."""
 
-import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
+import pyarrow.parquet as pq
 
-from tokendrop.data.pack import Packer
-from tokendrop.data.shards import TOKENIZER, Manifest, Shard, Split, write_shard
-from tokendrop.data.tokenizer import vocab_size
+from tokendrop.config.data import DataConfig
+from tokendrop.data.commit import write_whole
+from tokendrop.data.pack import Documents, Packer
+from tokendrop.data.pair_rows import PairPacker
+from tokendrop.data.shards import (
+    REJECTED,
+    SPLITS,
+    Header,
+    Manifest,
+    Place,
+    Shard,
+    Split,
+    append_shard,
+    drop_torn_line,
+    read_manifest,
+    rewrite_shards,
+    total,
+    write_shard,
+)
+from tokendrop.errors import UserError
+
+# Shares of a corpus of fewer documents say little; it is judged when all are read.
+_JUDGED_FROM = 100_000
+
+_REJECTED_SCHEMA = pa.schema(
+    # `number` is the file's place in the manifest, for a corpus may name a file twice
+    [("file", pa.string()), ("line", pa.int64()), ("reason", pa.string()), ("number", pa.int32())]
+)
 
 
 class ShardWriter:
-    """Packs documents into rows and rows into shards; the manifest comes last."""
+    """Packs documents into rows and rows into shards, each committed as soon as it is full.
 
-    def __init__(self, folder: Path, *, tokenizer: Tokenizer, sequence_length: int, rows_per_shard: int) -> None:
-        self.folder, self.tokenizer = folder, tokenizer
-        self.sequence_length, self.rows_per_shard = sequence_length, rows_per_shard
-        self.documents = self.characters = self.tokens = 0
-        self._vocab_size = vocab_size(tokenizer)
-        self._dtype = np.uint16 if self._vocab_size <= 2**16 else np.uint32
-        row = sequence_length + 1
-        self._packers: dict[Split, Packer] = {"train": Packer(row), "validation": Packer(row)}
-        self._shards: dict[Split, list[Shard]] = {"train": [], "validation": []}
+    What a shard holds is a function of the corpus, so an attempt that goes on writes what the first would have.
+    """
+
+    def __init__(self, folder: Path, data: DataConfig, *, file_sources: Sequence[str]) -> None:
+        """
+        Args:
+            folder: with a header; shards that are committed there stay.
+            file_sources: the source of each of the header's files.
+        """
+        drop_torn_line(folder)
+        self.folder, self.max_rejected = folder, data.max_rejected
+        self.file_sources: tuple[str, ...] = tuple(file_sources)
+        self.manifest: Manifest = read_manifest(folder)
+        self.tokens = sum(one.tokens for shard in self.manifest.shards for one in shard.sets)
+        held_out = max(1, data.rows_per_shard // 16)
+        self._rows: dict[Split, int] = {"train": data.rows_per_shard, "validation": held_out}
+        if data.test_share:
+            self._rows["test"] = held_out
+        header = self.manifest.header
+        self._streams: dict[tuple[str, Split], _Stream] = {
+            (source, split): _Stream(self.manifest.of(source, split), header, data)
+            for source in header.sources
+            for split in self._rows
+        }
+        self._restart = {source: min(self._places(source), key=_order) for source in header.sources}
+        self.seen = {source: place.seen for source, place in self._restart.items()}
+        self._rejected = self._earlier_rejected()
+        self._written_rejected = len(self._rejected)
+
+    @property
+    def documents(self) -> int:
+        """Records read, rejected ones included."""
+        return sum(self.seen.values())
+
+    def todo(self) -> Iterator[tuple[int, int]]:
+        """Files that are still to be read, and the records of each to leave out."""
+        for file, source in enumerate(self.file_sources):
+            place = self._restart[source]
+            if file >= place.file:
+                yield file, place.record - 1 if file == place.file else 0
 
     def add(self, block: pa.Table) -> None:
-        """Take in documents, one a line: `tokens` (a list), `held_out`, `characters`."""
-        documents = block.column("tokens").combine_chunks()
-        starts, tokens_N = documents.offsets.to_numpy(), documents.values.to_numpy()
-        for number, is_held_out in enumerate(block.column("held_out").to_pylist()):
-            split: Split = "validation" if is_held_out else "train"
-            self._packers[split].add(tokens_N[starts[number] : starts[number + 1]])
-        for split, packer in self._packers.items():
-            for rows_NT in packer.rows(self.rows_per_shard):
-                self._write(split, rows_NT)
-        self.documents += block.num_rows
-        self.tokens += int(starts[-1] - starts[0])
-        self.characters += sum(block.column("characters").to_pylist())
+        """Take in records of one file, in order: tokens, split, bytes, set, file, record, reason.
+
+        Raises:
+            UserError: more are rejected than may be.
+        """
+        file = block.column("file")[0].as_py()
+        source = self.file_sources[file]
+        reasons = block.column("reason").to_pylist()
+        records = block.column("record").to_numpy()
+        self._rejected += [(file, int(records[n]), reason) for n, reason in enumerate(reasons) if reason]
+        splits = block.column("split").to_numpy()
+        seen = self.seen[source] + np.arange(block.num_rows)
+        self.seen[source] += block.num_rows
+        accepted = np.array([not reason for reason in reasons], bool)
+        for split in reversed(self._rows):  # training waits for held-out rows
+            here = np.flatnonzero(accepted & (splits == SPLITS.index(split)))
+            if len(here):
+                self._streams[source, split].packer.add(_documents(block, here, seen))
+                self._write_full(source, split)
+        self._judge(is_due=self.documents >= _JUDGED_FROM)
 
     def finish(self) -> Manifest:
-        """Write the rows that are left, the tokenizer and the manifest."""
-        for split, packer in self._packers.items():
-            rest_NT = packer.rest()
-            if len(rest_NT):
-                self._write(split, rest_NT)
-        self.tokenizer.save(str(self.folder / TOKENIZER))
-        manifest = Manifest(
-            sequence_length=self.sequence_length,
-            vocab_size=self._vocab_size,
-            tokenizer_sha256=hashlib.sha256((self.folder / TOKENIZER).read_bytes()).hexdigest(),
-            documents=self.documents,
-            characters=self.characters,
-            tokens=self.tokens,
-            train=tuple(self._shards["train"]),
-            validation=tuple(self._shards["validation"]),
-        )
-        manifest.write(self.folder)
-        return manifest
+        """Write the rows that are left, and say in the manifest that it is complete.
 
-    def _write(self, split: Split, rows_NT: NDArray[np.integer]) -> None:
-        path = self.folder / f"{split}-{len(self._shards[split]):05}.arrow"
-        self._shards[split].append(write_shard(path, rows_NT.astype(self._dtype)))
+        Raises:
+            UserError: more are rejected than may be.
+        """
+        self._judge(is_due=True)
+        for (source, split), stream in self._streams.items():
+            if rows := stream.packer.rows_ready():
+                self._write(source, split, rows)
+        self._write_rejected()
+        shards = sorted(read_manifest(self.folder).shards, key=lambda shard: shard.file)
+        rewrite_shards(self.folder, shards)  # the order in which they came depended on blocks
+        rows = tuple(sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS)
+        header: Header = replace(
+            self.manifest.header,
+            is_complete=True,
+            documents=self.documents,
+            rejected=len(self._rejected),
+            tokens=self.tokens,
+            rows=rows,
+            sets=total(one for shard in shards for one in shard.sets),
+        )
+        header.write(self.folder)
+        return read_manifest(self.folder)
+
+    def _places(self, source: str) -> list[Place]:
+        first = self.file_sources.index(source)
+        start = Place(file=first, record=1, token=0, seen=0)
+        return [self._streams[source, split].begin or start for split in self._rows]
+
+    def _write_full(self, source: str, split: Split) -> None:
+        size = self._rows[split]
+        while self._streams[source, split].packer.rows_ready() >= size:
+            self._write(source, split, size)
+
+    def _write(self, source: str, split: Split, rows: int) -> None:
+        stream = self._streams[source, split]
+        packed = stream.packer.take(rows)
+        path = self.folder / f"{source}-{split}-{stream.shards:05}.arrow"
+        size, digest = write_shard(path, packed.rows_NT, packed.documents)
+        self._write_rejected()
+        shard = Shard(
+            source=source,
+            split=split,
+            file=path.name,
+            rows=rows,
+            bytes=size,
+            sha256=digest,
+            sets=packed.sets,
+            next=packed.next,
+        )
+        append_shard(self.folder, shard)
+        stream.shards += 1
+        self.tokens += sum(one.tokens for one in packed.sets)
+
+    def _judge(self, *, is_due: bool) -> None:
+        if not is_due or len(self._rejected) <= self.max_rejected * self.documents:
+            return
+        self._write_rejected()
+        number, record, reason = self._rejected[0]
+        file = self.manifest.header.files[number]
+        raise UserError(
+            f"data.corpus: {len(self._rejected)} of {self.documents} documents can't be read, more than"
+            f" data.max_rejected={self.max_rejected:g}; the first: {file}:{record}: {reason}"
+            f" (all: {self.folder / REJECTED})"
+        )
+
+    def _write_rejected(self) -> None:
+        """All of them, as of now; those that a later attempt finds again it takes from the corpus."""
+        if self._rejected and len(self._rejected) != self._written_rejected:
+            files = self.manifest.header.files
+            lines = [(files[file], record, reason, file) for file, record, reason in self._rejected]
+            table = pa.table([list(column) for column in zip(*lines, strict=True)], schema=_REJECTED_SCHEMA)
+            sink = pa.BufferOutputStream()
+            pq.write_table(table, sink)
+            write_whole(self.folder / REJECTED, sink.getvalue())
+            self._written_rejected = len(self._rejected)
+
+    def _earlier_rejected(self) -> list[tuple[int, int, str]]:
+        path = self.folder / REJECTED
+        if not path.exists():
+            return []
+        lines = [(line["number"], line["line"], line["reason"]) for line in pq.read_table(path).to_pylist()]
+        return [line for line in lines if line[:2] < _order(self._restart[self.file_sources[line[0]]])]
+
+
+class _Stream:
+    """The rows of one split of one source."""
+
+    def __init__(self, shards: Sequence[Shard], header: Header, data: DataConfig) -> None:
+        self.shards = len(shards)
+        self.begin = shards[-1].next if shards else None
+        if header.kind == "text":
+            self.packer = Packer(header.row_length, begin=self.begin)
+        else:
+            short = data.pairs.short_share
+            self.packer = PairPacker(header.sequence_length, short_share=short, begin=self.begin)
+
+
+def _order(place: Place) -> tuple[int, int]:
+    return place.file, place.record
+
+
+def _documents(block: pa.Table, here: np.ndarray, seen: np.ndarray) -> Documents:
+    """Those lines of a block."""
+    tokens_N, lengths_D = _lists(block.column("tokens"), here)
+    sets = block.column("set").to_pylist()
+    return Documents(
+        tokens_N=tokens_N,
+        lengths_D=lengths_D,
+        sets_D=[sets[number] for number in here],
+        files_D=block.column("file").to_numpy()[here].astype(np.int64),
+        records_D=block.column("record").to_numpy()[here],
+        seen_D=seen[here],
+        bytes_D=block.column("bytes").to_numpy()[here],
+        sentences_N=_lists(block.column("sentences"), here)[0],
+    )
+
+
+def _lists(column: pa.ChunkedArray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Those lists of a column end to end, and the length of each."""
+    lists = column.combine_chunks()
+    offsets, values = lists.offsets.to_numpy(), lists.values.to_numpy()
+    starts, ends = offsets[:-1][here], offsets[1:][here]
+    if len(here) == len(lists):
+        found = values[offsets[0] : offsets[-1]]
+    else:
+        found = np.concatenate([values[start:end] for start, end in zip(starts, ends, strict=True)])
+    return found, (ends - starts).astype(np.int64)

@@ -4,10 +4,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from tokendrop.data.shards import Rows, read_manifest
+from tokendrop.data.rows import Rows, held_out_ids
 from tokendrop.errors import UserError
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.models.gpt import Gpt
@@ -34,15 +33,14 @@ def validation_perplexity(path: Path) -> dict[str, Any]:
 def held_out_loss(model: Gpt, run: Path) -> dict[str, Any]:
     """`validation_perplexity` for a model at hand, in eval mode, on the rows of the run folder `run`."""
     config, data = open_run_folder(run)
-    manifest = read_manifest(data)
-    rows = Rows(data, manifest, "validation")
-    count = min(len(rows), config.evaluate.sequences)
-    if count == 0:
+    rows = Rows(data, "validation")
+    ids = held_out_ids(config.data, rows.committed, config.evaluate.sequences)
+    if len(ids) == 0:
         raise UserError(f"{data}: it holds no validation rows")
-    size = max(1, _BATCH_TOKENS // manifest.sequence_length)
+    size = max(1, _BATCH_TOKENS // config.model.sequence_length)
     total = 0.0
-    for first in range(0, count, size):
-        numbers = np.arange(first, min(first + size, count))
-        tokens = torch.from_numpy(rows.read(numbers)).to(model.tokens.weight.device)
-        total += model(tokens[:, :-1], tokens[:, 1:]).item() * len(numbers)
-    return {"val_loss": total / count, "perplexity": math.exp(total / count), "rows": count}
+    for first in range(0, len(ids), size):
+        some = ids[first : first + size]
+        tokens = torch.from_numpy(rows.read(some)).to(model.tokens.weight.device)
+        total += model(tokens[:, :-1], tokens[:, 1:]).item() * len(some)
+    return {"val_loss": total / len(ids), "perplexity": math.exp(total / len(ids)), "rows": len(ids)}

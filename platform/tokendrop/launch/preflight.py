@@ -5,7 +5,7 @@ import json
 import logging
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +133,25 @@ def absolute_paths(config: ExperimentConfig, folder: Path) -> list[str]:
             override(key, f"sqlite:///{folder / path}")
         else:
             override(key, str(folder / path))
-    corpus = [
-        str(folder / entry) if entry != "python" and _is_relative(entry) else entry for entry in config.data.corpus
-    ]
-    if corpus != list(config.data.corpus):
+    data = config.data
+    if data.corpus != (corpus := _absolute_corpus(data.corpus, folder)):
         override("data.corpus", corpus)
+    sources = [{**asdict(one), "corpus": _absolute_corpus(one.corpus, folder)} for one in data.sources]
+    if sources != [asdict(one) for one in data.sources]:
+        override("data.sources", sources)
     return overrides
 
 
 def check_corpus(config: ExperimentConfig, upload: Upload) -> None:
     """Raises UserError where a relative path of the corpus, or the tokenizer, would not be on the cluster."""
-    named = [("data.corpus", entry) for entry in config.data.corpus if entry != "python"]
-    named += [("data.tokenizer", config.data.tokenizer)] if config.data.tokenizer else []
+    data = config.data
+    named = [
+        (data.corpus_key(number), entry)
+        for number, source in enumerate(data.mixture)
+        for entry in source.corpus
+        if entry != "python"
+    ]
+    named += [("data.tokenizer", data.tokenizer)] if data.tokenizer else []
     for key, entry in named:
         if not _is_relative(entry):
             continue
@@ -179,6 +186,10 @@ def _relative_paths(config: ExperimentConfig) -> dict[str, str]:
     if config.track.uri and config.track.uri.startswith("sqlite:///"):
         paths["track.uri"] = config.track.uri.removeprefix("sqlite:///")
     return {key: path for key, path in paths.items() if _is_relative(path)}
+
+
+def _absolute_corpus(corpus: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    return tuple(str(folder / entry) if entry != "python" and _is_relative(entry) else entry for entry in corpus)
 
 
 def _is_relative(path: str) -> bool:

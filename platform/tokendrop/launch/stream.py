@@ -1,4 +1,4 @@
-"""Training rows streamed to each rank by Ray Data, in the order that memory-mapped reading has."""
+"""Training samples streamed to each rank by Ray Data, in the order that memory-mapped reading has."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import ray.data
 import ray.train
 from numpy.typing import NDArray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tokendrop.data.order import sample_ids
-from tokendrop.data.shards import Rows, read_manifest
+from tokendrop.config.data import DataConfig
+from tokendrop.data.rows import MappedSamples, Rows, sample_order
 from tokendrop.launch.worker import WorkerTask
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.track.run_folder import CHECKPOINTS
@@ -32,6 +34,7 @@ class RowStreams(ray.train.DataConfig):
     def __init__(self, task: WorkerTask) -> None:
         super().__init__()
         self.task = task
+        self.node = ray.get_runtime_context().get_node_id()
 
     def configure(self, datasets: Any, world_size: int, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
         saved = committed(self.task.run / CHECKPOINTS)
@@ -43,45 +46,53 @@ class RowStreams(ray.train.DataConfig):
         config = self.task.config
         per_step = split.accumulation * split.micro_batch
         count = (config.steps - start) * per_step
-        fetch: Any = partial(_fetch, folder=self.task.data, seed=config.seed, split=split, rank=rank, start=start)
-        # no cores of its own: the workers may have booked them all, and reading mapped memory takes little of one
-        stream = ray.data.range(count, override_num_blocks=-(-count // _ROWS_PER_BLOCK)).map_batches(fetch, num_cpus=0)
+        fetch: Any = partial(
+            _fetch, folder=self.task.data, data=config.data, seed=config.seed, split=split, rank=rank, start=start
+        )
+        # on the driver's node, which has the shards; no cores of its own: the workers may have booked them all, and
+        # reading mapped memory takes little of one
+        here = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        stream = ray.data.range(count, override_num_blocks=-(-count // _ROWS_PER_BLOCK)).map_batches(
+            fetch, num_cpus=0, scheduling_strategy=here
+        )
         stream.context.execution_options.preserve_order = True
         stream.context.enable_progress_bars = False
         return stream
 
 
-class StreamedRows:
-    """A rank's stream in the place of `Rows`: it gives the rows that are asked for, and only in their order."""
+class StreamedSamples:
+    """`Samples` of a rank's stream: it gives those that are asked for, and only in their order."""
 
-    def __init__(self, stream: ray.data.DataIterator, *, rows: int, micro_batch: int) -> None:
-        self._rows = rows
+    def __init__(self, stream: ray.data.DataIterator, *, micro_batch: int) -> None:
         self._batches: Iterator[Any] = iter(stream.iter_batches(batch_size=micro_batch, batch_format="numpy"))
 
-    def __len__(self) -> int:
-        return self._rows
-
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The next rows of the stream, (len(rows), sequence_length + 1); raises RuntimeError if others come."""
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The next samples of the stream: ids (B,) and rows (B, row_length); raises RuntimeError if others come."""
         batch = next(self._batches)
-        if not np.array_equal(batch["row"], rows):
-            raise RuntimeError(f"the stream gave rows {batch['row'].tolist()}, wanted {rows.tolist()}")
-        return batch["tokens"].astype(np.int64)
+        if not np.array_equal(batch["position"], positions):
+            raise RuntimeError(f"the stream gave positions {batch['position'].tolist()}, wanted {positions.tolist()}")
+        return batch["sample_id"], batch["tokens"].astype(np.int64)
 
 
 def _fetch(
-    batch: dict[str, NDArray[np.int64]], *, folder: Path, seed: int, split: BatchSplit, rank: int, start: int
+    batch: dict[str, NDArray[np.int64]],
+    *,
+    folder: Path,
+    data: DataConfig,
+    seed: int,
+    split: BatchSplit,
+    rank: int,
+    start: int,
 ) -> dict[str, NDArray[Any]]:
-    """The rows at some places of a rank's stream."""
-    rows = _rows(folder)
+    """The samples at some places of a rank's stream."""
     micro_batches, place = np.divmod(batch["id"], split.micro_batch)
     steps, turn = np.divmod(micro_batches, split.accumulation)
     number = rank + turn * split.world_size
     positions = (start + steps) * split.global_batch + number * split.micro_batch + place
-    row = sample_ids(positions, rows=len(rows), seed=seed) % len(rows)
-    return {"row": row, "tokens": rows.read(row).astype(np.int32)}
+    ids, rows = _samples(folder, data, seed).at(positions)
+    return {"position": positions, "sample_id": ids, "tokens": rows.astype(np.int32)}
 
 
 @cache
-def _rows(folder: Path) -> Rows:
-    return Rows(folder, read_manifest(folder), "train")
+def _samples(folder: Path, data: DataConfig, seed: int) -> MappedSamples:
+    return MappedSamples(Rows(folder, "train"), sample_order(data, seed=seed))

@@ -11,13 +11,12 @@ from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
-from tokendrop.launch.stream import STREAM, RowStreams, StreamedRows
-from tokendrop.launch.watch import Watcher, prepare_line
-from tokendrop.launch.worker import WorkerTask, run_worker
+from tokendrop.launch.prepare import Preparation
+from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
+from tokendrop.launch.watch import Watcher
+from tokendrop.launch.worker import WorkerTask, held_out_rows, run_worker
 from tokendrop.models.build import check_trainable
 from tokendrop.track.mlflow import MlflowMirror, absolute_uri
 from tokendrop.track.run_folder import (
@@ -48,20 +47,24 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         check_same_model(config, resume)
     connect()
     check_resources(config)
-    with prepare_line() as progress:
-        data = prepare(config, progress=progress)
     config = replace(config, track=replace(config.track, uri=absolute_uri(config.track.uri)))
-    run = create_run_folder(config) if resume is None else resume.absolute()
-    describe_run(run, config, data)
-
-    mirror = MlflowMirror(run, config) if config.track.uri else None
-    with Watcher(run, config, mirror):
-        try:
-            _trainer(WorkerTask(config=config, run=run, data=data)).fit()
-        finally:
-            raise_mistake(run)
+    with Preparation(config) as preparation:
+        data = preparation.wait()
+        run = create_run_folder(config) if resume is None else resume.absolute()
+        describe_run(run, config, data)
+        mirror = MlflowMirror(run, config) if config.track.uri else None
+        with Watcher(run, config, mirror):
+            try:
+                _trainer(_task(config, run, data)).fit()
+            finally:
+                raise_mistake(run)
     shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
+
+
+def _task(config: ExperimentConfig, run: Path, data: Path) -> WorkerTask:
+    is_streamed = config.data.reader == "ray_data"
+    return WorkerTask(config=config, run=run, data=data, held_out=held_out_rows(config, data) if is_streamed else None)
 
 
 def _trainer(task: WorkerTask) -> TorchTrainer:
@@ -92,19 +95,18 @@ def _trainer(task: WorkerTask) -> TorchTrainer:
 def _train_loop(settings: dict[str, Any]) -> None:
     task: WorkerTask = settings["task"]
     try:
-        run_worker(task, local_rank=ray.train.get_context().get_local_rank(), train_rows=_streamed_rows(task))
+        run_worker(task, local_rank=ray.train.get_context().get_local_rank(), samples=_streamed_samples(task))
     except UserError as mistake:  # left for the driver; raised here, Ray would try it again
         (task.run / _MISTAKE).write_text(str(mistake))
 
 
-def _streamed_rows(task: WorkerTask) -> StreamedRows | None:
-    """This rank's stream of rows, where the job asks for one."""
+def _streamed_samples(task: WorkerTask) -> StreamedSamples | None:
+    """This rank's stream of samples, where the job asks for one."""
     if task.config.data.reader != "ray_data":
         return None
-    rows = sum(shard.rows for shard in read_manifest(task.data).train)
     stream = ray.train.get_dataset_shard(STREAM)
     assert stream is not None
-    return StreamedRows(stream, rows=rows, micro_batch=task.config.train.micro_batch)
+    return StreamedSamples(stream, micro_batch=task.config.train.micro_batch)
 
 
 def raise_mistake(run: Path) -> None:

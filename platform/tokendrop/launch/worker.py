@@ -3,12 +3,14 @@
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.batches import RowBatches, RowSource
-from tokendrop.data.shards import Rows, read_manifest
+from tokendrop.data.batches import RowBatches, Samples
+from tokendrop.data.rows import MappedSamples, Rows, held_out_ids, sample_order
 from tokendrop.method import Dropping, attach
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal
@@ -19,6 +21,9 @@ from tokendrop.train.engine import Engine
 from tokendrop.train.engines.build import apply_strategy
 from tokendrop.train.loop import Parts, train
 
+HeldOut = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Sample ids and rows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
@@ -27,13 +32,15 @@ class WorkerTask:
     config: ExperimentConfig
     run: Path
     data: Path
+    held_out: HeldOut | None = None
+    """Validation rows, for workers that do not share the folder of the token shards."""
 
 
-def run_worker(task: WorkerTask, *, local_rank: int = 0, train_rows: RowSource | None = None) -> None:
+def run_worker(task: WorkerTask, *, local_rank: int = 0, samples: Samples | None = None) -> None:
     """Train as one worker of the process group, or alone without one; goes on from the last checkpoint.
 
     Args:
-        train_rows: where training rows come from; the mapped token shards when left out.
+        samples: where training samples come from; the mapped token shards when left out.
     """
     config = task.config
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -48,14 +55,11 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0, train_rows: RowSource |
     saved = committed(task.run / CHECKPOINTS)
     start = checkpoints.load(engine, saved[-1]) if saved else 0
 
-    manifest = read_manifest(task.data)
     batches = RowBatches(
-        train=train_rows or Rows(task.data, manifest, "train"),
-        validation=Rows(task.data, manifest, "validation"),
+        train=samples or MappedSamples(Rows(task.data, "train"), sample_order(config.data, seed=config.seed)),
+        validation=task.held_out or held_out_rows(config, task.data),
         split=replace(config.plan().batch, world_size=world_size),
         rank=rank,
-        seed=config.seed,
-        validation_rows=config.evaluate.sequences,
         device=device,
     )
     parts = Parts(
@@ -67,6 +71,13 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0, train_rows: RowSource |
         world_size=world_size,
     )
     train(config, parts, start=start)
+
+
+def held_out_rows(config: ExperimentConfig, data: Path) -> HeldOut:
+    """The validation rows of a run."""
+    rows = Rows(data, "validation")
+    ids = held_out_ids(config.data, rows.committed, config.evaluate.sequences)
+    return ids, rows.read(ids)
 
 
 def build_engine(config: ExperimentConfig, device: torch.device) -> tuple[Engine, Dropping | None]:

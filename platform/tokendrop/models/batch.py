@@ -15,3 +15,15 @@ class Batch:
     """int64: a sample's number in the whole run, which no other sample of the run has."""
     number: int = 0
     """Number of this micro batch within its global batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertBatch(Batch):
+    """Pairs of sentences, `[CLS] A [SEP] B [SEP]` and padding; a label of -100 is not to be predicted."""
+
+    token_types_BS: Tensor
+    """int64: 1 for B and the [SEP] after it, 0 elsewhere."""
+    attention_mask_BS: Tensor
+    """bool: False for padding."""
+    sentence_labels_B: Tensor
+    """int64: 1 where A and B do not follow each other."""

@@ -15,6 +15,7 @@ from tokendrop.train.report import StepReport
 
 STEPS, LEDGER, METRICS = "steps.parquet", "ledger.parquet", "metrics.jsonl"
 _FLUSH_S = 0.5
+_ROW_GROUP = 1024  # steps; who reads a few of them reads no more than such a group
 
 
 class Journal:
@@ -53,7 +54,7 @@ class Journal:
             "world_size": [self.world_size] * len(steps),
             "sample_ids": self._samples,
         }
-        self._write(LEDGER, step, pa.table(ledger, schema=_LEDGER_SCHEMA))
+        self._write(LEDGER, step, pa.table(ledger, schema=LEDGER_SCHEMA))
         self._reports, self._samples, self.start = [], [], step
 
     def _write(self, dataset: str, step: int, table: pa.Table) -> None:
@@ -61,7 +62,7 @@ class Journal:
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.start:09}-{step:09}-rank{self.rank}.parquet"
         partial = folder / f".{path.name}"
-        pq.write_table(table, partial)
+        pq.write_table(table, partial, row_group_size=_ROW_GROUP)
         partial.rename(path)
 
     def _tell(self, line: dict[str, Any]) -> None:
@@ -130,7 +131,7 @@ _STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "world_size")]
     + [(name, pa.float64()) for name in ("loss", "val_loss", "grad_norm", "lr", "flops", "data_time_s", "step_time_s")]
 )
-_LEDGER_SCHEMA = pa.schema(
+LEDGER_SCHEMA = pa.schema(
     [
         ("step", pa.int64()),
         ("rank", pa.int32()),

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
-from tokendrop.data.shards import TOKENIZER
+from tokendrop.data.shards import MANIFEST, TOKENIZER
 from tokendrop.errors import UserError
 from tokendrop.track.journal import MetricsTail, read_steps
 from tokendrop.train.checkpoint import committed
@@ -64,6 +64,18 @@ def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
     if not (folder / JOB).is_file() or not (folder / DATA).is_file():
         raise UserError(f"{folder}: not a run folder (no {JOB} in it); want one that 'tokendrop train' made")
     return load_job(folder / JOB), Path((folder / DATA).read_text().strip())
+
+
+def shards_of(run: Path) -> Path:
+    """The folder of token shards that a run trains on.
+
+    Raises:
+        UserError: this is no run folder, or its token shards are gone.
+    """
+    _, data = open_run_folder(run)
+    if not (data / MANIFEST).is_file():
+        raise UserError(f"{run}: the token shards of this run are gone; want {data}")
+    return data
 
 
 def environment() -> dict[str, Any]:

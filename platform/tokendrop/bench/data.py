@@ -1,0 +1,125 @@
+"""`tokendrop bench data`: reading, seeking, waiting and preparing, beside other libraries and the bare tokenizer."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokendrop.bench.figures import bench_result, figure, interleave, ratios
+from tokendrop.bench.peers import PEERS, read_tables
+from tokendrop.bench.preparation import open_corpora, peak_memory, run
+from tokendrop.bench.reading import Epoch, on_one_core, our_epochs, seek_times, speed, wait_fraction, write_random_rows
+from tokendrop.launch.cluster import connect
+
+Figures = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    sequence_length: int = 2048
+    rows: int = 16_384
+    read_s: float = 1.0
+    """For which each way to read is run in a round."""
+    seeks: int = 300
+    consumer_tokens_per_s: float = 450e3
+    consumer_s: float = 5.0
+    corpus_characters: int = 150_000_000
+    memory_characters: int = 40_000_000
+    """Of the corpus whose peak memory is compared with that of one ten times as long."""
+
+
+def bench_data(job: Path, overrides: list[str], *, rounds: int, say: Say, sizes: Sizes | None = None) -> dict[str, Any]:
+    """Prepare the job's corpus, repeated until it is long enough, and read random rows.
+
+    Raises:
+        UserError: the job or its corpus is wrong.
+    """
+    sizes = sizes or Sizes()
+    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as name:
+        scratch = Path(name)
+        prepared = _preparation(job, overrides, scratch, sizes, rounds=rounds, say=say)
+        read = _reading(scratch, sizes, rounds=rounds, say=say)
+    command = ["tokendrop bench data", f"--job {job}", *overrides, f"--rounds {rounds}"]
+    return bench_result("data", read | prepared, " ".join(command))
+
+
+def _preparation(job: Path, overrides: list[str], scratch: Path, sizes: Sizes, *, rounds: int, say: Say) -> Figures:
+    corpora = open_corpora(job, overrides, scratch)
+    whole = corpora.job(sizes.corpus_characters)
+    speeds = interleave(
+        {"prepare": partial(run, "prepare", whole), "tokenizer": partial(run, "tokenizer", whole)},
+        rounds=rounds,
+        say=say,
+    )
+    once = peak_memory(corpora.job(sizes.memory_characters))
+    ten_times = peak_memory(corpora.job(10 * sizes.memory_characters))
+    say(f"memory   {once:,} bytes at most, {ten_times:,} for ten times the corpus")
+    return {
+        "prepare_tokens_per_s": figure(speeds["prepare"], "tokens/s"),
+        "tokenizer_tokens_per_s": figure(speeds["tokenizer"], "tokens/s"),
+        "prepare_over_tokenizer": figure(ratios(speeds["prepare"], speeds["tokenizer"]), "x tokens/s"),
+        "peak_memory_bytes": figure([ten_times], "bytes"),
+        "memory_10x_over_1x": figure([ten_times / once], "x"),
+    }
+
+
+def _reading(scratch: Path, sizes: Sizes, *, rounds: int, say: Say) -> Figures:
+    """In this process, on one core; Ray's own processes have them all."""
+    torch.set_num_threads(1)
+    folder = write_random_rows(scratch / "rows", rows=sizes.rows, sequence_length=sizes.sequence_length)
+    connect()
+    epochs = our_epochs(folder) | _peer_epochs(folder.folder, scratch, say)
+    with on_one_core():
+        speeds = interleave(
+            {name: partial(speed, epoch, sizes.read_s) for name, epoch in epochs.items()}, rounds=rounds, say=say
+        )
+        opened, sought = seek_times(folder, sizes.seeks)
+        waits = [
+            wait_fraction(folder, tokens_per_s=sizes.consumer_tokens_per_s, seconds=sizes.consumer_s)
+            for _ in range(rounds)
+        ]
+    sought_ms = np.array(sought) * 1e3
+    return {
+        **{f"{name}_tokens_per_s": figure(values, "tokens/s") for name, values in speeds.items()},
+        **_over_peers(speeds),
+        "seek_p50_ms": figure([float(np.percentile(sought_ms, 50))], "ms"),
+        "seek_p99_ms": figure([float(np.percentile(sought_ms, 99))], "ms"),
+        "open_ms": figure([s * 1e3 for s in opened], "ms"),
+        "wait_fraction": figure(waits, "of the time"),
+    }
+
+
+def _peer_epochs(shards: Path, scratch: Path, say: Say) -> dict[str, Epoch]:
+    """Each has read its first micro batch, so that what it loads and starts once is left out."""
+    tables = read_tables(shards)
+    epochs: dict[str, Epoch] = {}
+    for peer in PEERS:
+        if peer.is_installed():
+            epochs |= peer.epochs(tables, scratch)
+        else:
+            say(f"peer     {peer.name} is not installed, and left out; {peer.install}")
+    for epoch in epochs.values():
+        next(epoch())
+    return epochs
+
+
+def _over_peers(speeds: Mapping[str, list[float]]) -> Figures:
+    """Beside the best of those that shuffle all rows, as we do, and of those that shuffle a buffer of them."""
+    names = [peer.name for peer in PEERS if peer.name in speeds]
+    buffered = [f"{name}_buffer" for name in names if f"{name}_buffer" in speeds]
+    return {
+        f"over_best_{kind}": figure(ratios(speeds["shuffled"], _best(speeds, of)), "x tokens/s")
+        for kind, of in (("peer", names), ("buffer", buffered))
+    }
+
+
+def _best(speeds: Mapping[str, list[float]], names: list[str]) -> list[float]:
+    return [max(values) for values in zip(*(speeds[name] for name in names), strict=True)]

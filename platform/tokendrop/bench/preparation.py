@@ -1,0 +1,152 @@
+"""Preparing token shards beside its tokenizer alone, and the memory that it takes. Each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import dump_job, load_job
+from tokendrop.data.encoder import as_tiktoken
+from tokendrop.data.pipeline import find_corpus, prepare
+from tokendrop.data.records import RecordForm, read_records
+from tokendrop.data.shards import read_manifest
+from tokendrop.data.tokenizer import load_tokenizer, train_tokenizer
+from tokendrop.errors import UserError
+from tokendrop.launch.cluster import connect
+
+_SAMPLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Corpora:
+    """A job's corpus, repeated, and a tokenizer file: job files for the processes that measure."""
+
+    config: ExperimentConfig
+    characters: int
+    scratch: Path
+
+    def job(self, characters: int) -> Path:
+        """A job whose corpus has at least so many."""
+        data = self.config.data
+        corpus = data.corpus * ceil(characters / self.characters)
+        path = self.scratch / f"{characters}.yaml"
+        path.write_text(dump_job(replace(self.config, data=replace(data, corpus=corpus))))
+        return path
+
+
+def open_corpora(job: Path, overrides: list[str], scratch: Path) -> Corpora:
+    """
+    Raises:
+        UserError: the job or its corpus is wrong.
+    """
+    config = load_job(job, [*overrides, f"data.folder={scratch}/data"])
+    if config.data.sources:
+        raise UserError("bench data: want data.corpus, got data.sources")
+    files = tuple(dict.fromkeys(file.name for file in find_corpus(config).files))
+    config = replace(config, data=replace(config.data, corpus=files))
+    characters = sum(map(len, _texts(config)))
+    tokenizer = config.data.tokenizer
+    if not tokenizer:
+        tokenizer = str(scratch / "tokenizer.json")
+        train_tokenizer(_texts(config), vocab_size=config.data.tokenizer_vocab_size).save(tokenizer)
+    return Corpora(replace(config, data=replace(config.data, tokenizer=tokenizer)), characters, scratch)
+
+
+def run(what: str, job: Path) -> float:
+    """Tokens per second of `prepare`, or of its `tokenizer` alone."""
+    return json.loads(subprocess.run(_command(what, job), check=True, stdout=subprocess.PIPE).stdout)["tokens_per_s"]
+
+
+def peak_memory(job: Path) -> int:
+    """Bytes that preparation holds at most: the driver, its Ray and all workers, shared pages counted once."""
+    with subprocess.Popen(_command("prepare", job), stdout=subprocess.DEVNULL) as process:
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, sum(map(_pss, _tree(process.pid))))
+            time.sleep(_SAMPLE_S)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return peak
+
+
+def _command(what: str, job: Path) -> list[str]:
+    return [sys.executable, "-m", "tokendrop.bench.preparation", what, str(job)]
+
+
+def _tree(root: int) -> list[int]:
+    """A process and everything below it."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = path.read_text().rpartition(")")[2].split()[1]
+        except OSError:  # it has ended
+            continue
+        children.setdefault(int(parent), []).append(int(path.parent.name))
+    found = [root]
+    for process in found:
+        found += children.get(process, [])
+    return found
+
+
+def _pss(process: int) -> int:
+    """Proportional set size in bytes: a page that several processes share counts for each in part."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def _texts(config: ExperimentConfig) -> Iterator[str]:
+    data = config.data
+    form = RecordForm(
+        text_key=data.text_key,
+        set_key=data.set_key,
+        only=frozenset(data.only),
+        max_document_bytes=data.max_document_bytes,
+    )
+    for file in find_corpus(config).files:
+        yield from (record.text for record in read_records(file, form) if not record.reason)
+
+
+def _prepare(config: ExperimentConfig) -> float:
+    connect()
+    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-", dir=Path(config.data.folder).parent) as folder:
+        config = replace(config, data=replace(config.data, folder=folder))
+        started = time.perf_counter()
+        shards = prepare(config)
+        seconds = time.perf_counter() - started
+        return read_manifest(shards).header.tokens / seconds
+
+
+def _tokenize(config: ExperimentConfig) -> float:
+    """The batch encoding of the library that preparation uses, on as many threads as there are cores."""
+    assert config.data.tokenizer
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    files = tuple(dict.fromkeys(config.data.corpus))
+    texts = list(_texts(replace(config, data=replace(config.data, corpus=files))))
+    fast, threads = as_tiktoken(tokenizer), len(os.sched_getaffinity(0))
+    started, tokens = time.perf_counter(), 0
+    for _ in range(len(config.data.corpus) // len(files)):
+        if fast is not None:
+            tokens += sum(map(len, fast.encode_ordinary_batch(texts, num_threads=threads)))
+        else:
+            tokens += sum(map(len, tokenizer.encode_batch_fast(texts, add_special_tokens=False)))
+    return tokens / (time.perf_counter() - started)
+
+
+def main(what: str, job: str) -> None:
+    measure: Any = {"prepare": _prepare, "tokenizer": _tokenize}[what]
+    print(json.dumps({"tokens_per_s": measure(load_job(job))}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,145 @@
+"""Committed rows by sample id, and samples by their place in the run."""
+
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokendrop.config.data import DataConfig
+from tokendrop.data.order import ROW_BITS, Committed, NotPreparedError, SampleOrder, first_ids, rows_of
+from tokendrop.data.shards import Shard, Split, check_files, damaged, map_shard, read_manifest
+from tokendrop.errors import UserError
+
+FAILED = "failed.txt"
+"""In a folder of token shards: why its preparation stopped, for those who wait for more."""
+
+# Kernels allow some 65,000 mappings a process.
+_MAPPED_SHARDS = 8192
+_POLL_S = 0.2
+_BLOCK = 4096
+
+_Mapped = tuple[NDArray[np.integer], NDArray[np.uint32]]
+
+
+class Rows:
+    """The rows of one split, read from mapped memory; more appear as preparation goes on."""
+
+    def __init__(self, folder: Path, split: Split) -> None:
+        """
+        Raises:
+            UserError: the manifest can't be read, or a file is not what it says.
+        """
+        self.folder = folder
+        self.split: Split = split
+        self._mapped: dict[str, _Mapped] = {}
+        self.refresh()
+        check_files(folder, self.manifest)
+
+    def refresh(self) -> None:
+        """Look for rows that were committed since."""
+        self.manifest = read_manifest(self.folder)
+        self.committed = self.manifest.committed(self.split)
+        streams = [self.manifest.of(source, self.split) for source in self.manifest.header.sources]
+        firsts = [accumulate((shard.rows for shard in shards[:-1]), initial=0) if shards else () for shards in streams]
+        self._shards = [shard for shards in streams for shard in shards]
+        self._sizes = np.array([shard.rows for shard in self._shards], np.int64)
+        self._firsts = np.array([n << ROW_BITS | row for n, rows in enumerate(firsts) for row in rows], np.int64)
+
+    def read(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows by sample id, (len(sample_ids), row_length).
+
+        Raises:
+            UserError: a row is not what was written; the message says where.
+        """
+        return self.read_places(self.places(sample_ids))
+
+    def places(self, sample_ids: NDArray[np.int64]) -> list[tuple[Shard, int]]:
+        """The shard that holds each sample, and its row in there."""
+        sources, rows = rows_of(sample_ids, sources=len(self.manifest.header.sources))
+        firsts = sources << ROW_BITS | rows
+        numbers = np.searchsorted(self._firsts, firsts, side="right") - 1
+        inside = firsts - self._firsts[numbers]
+        missing = (inside < 0) | (inside >= self._sizes[numbers])
+        if missing.any():
+            source, row = int(sources[missing][0]), int(rows[missing][0])
+            raise IndexError(f"row {row} of source {source}: there are {self.committed.rows[source]}")
+        return [(self._shards[number], row) for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)]
+
+    def read_places(self, places: Sequence[tuple[Shard, int]]) -> NDArray[np.int64]:
+        """As `read`, for those who know the places."""
+        rows_NT = np.empty((len(places), self.manifest.header.row_length), np.int64)
+        for number, (shard, row) in enumerate(places):
+            tokens_NT, checks_N = self._mapped.get(shard.file) or self._map(shard)
+            tokens_T = tokens_NT[row]
+            if crc32(tokens_T) != checks_N[row]:
+                raise damaged(self.folder / shard.file, f"row {row} has changed")
+            rows_NT[number] = tokens_T
+        return rows_NT
+
+    def _map(self, shard: Shard) -> _Mapped:
+        if len(self._mapped) >= _MAPPED_SHARDS:
+            self._mapped.pop(next(iter(self._mapped)))
+        mapped = map_shard(self.folder / shard.file, (shard.rows, self.manifest.header.row_length))
+        self._mapped[shard.file] = mapped
+        return mapped
+
+
+class MappedSamples:
+    """Training samples by their positions in the run, waiting for preparation where it is behind."""
+
+    def __init__(self, rows: Rows, order: SampleOrder) -> None:
+        self.rows, self.order = rows, order
+        self._block = -1
+        self._ids, self._places = np.empty(0, np.int64), list[tuple[Shard, int]]()
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Sample ids (B,) and their rows (B, row_length).
+
+        Raises:
+            UserError: a row is damaged, or preparation stopped before it came to one.
+        """
+        wanted = positions.tolist()
+        first, last = min(wanted), max(wanted)
+        if first // _BLOCK == last // _BLOCK != self._block:
+            self._find(first // _BLOCK)
+        if not first // _BLOCK == last // _BLOCK == self._block:
+            ids = self._wait_for(positions)
+            return ids, self.rows.read(ids)
+        start = self._block * _BLOCK
+        return self._ids[positions - start], self.rows.read_places([self._places[n - start] for n in wanted])
+
+    def _find(self, block: int) -> None:
+        """Many samples at a time, for a few cost as much as thousands; they may reach beyond what is prepared."""
+        positions = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
+        try:
+            ids = self.order.sample_ids(positions, self.rows.committed)
+        except NotPreparedError:
+            return
+        self._block, self._ids, self._places = block, ids, self.rows.places(ids)
+
+    def _wait_for(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        while True:
+            try:
+                return self.order.sample_ids(positions, self.rows.committed)
+            except NotPreparedError:
+                failed = self.rows.folder / FAILED
+                if failed.exists():
+                    raise UserError(failed.read_text()) from None
+                time.sleep(_POLL_S)
+                self.rows.refresh()
+
+
+def sample_order(data: DataConfig, *, seed: int) -> SampleOrder:
+    """The order of a job's samples."""
+    return SampleOrder(seed=seed, weights=[source.weight for source in data.mixture], window=data.shuffle_rows)
+
+
+def held_out_ids(data: DataConfig, committed: Committed, sequences: int) -> NDArray[np.int64]:
+    """Sample ids of the first held-out rows, of each source by its weight; fewer where fewer were held out."""
+    shares = data.held_out_shares(sequences)
+    counts = [min(have, share) for have, share in zip(committed.rows, shares, strict=True)]
+    return np.concatenate([first_ids(source, count) for source, count in enumerate(counts)])[:sequences]

@@ -1,0 +1,117 @@
+"""The rows of Parquet and Arrow files."""
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokendrop.data.content import BROKEN, DamageError, SourceBytes, store_read_bytes
+from tokendrop.data.sources import SourceFile
+from tokendrop.errors import UserError
+
+# Decoded rows that are held at a time, where a Parquet file leaves the choice.
+_BATCH_BYTES, _BATCH_ROWS = 2**20, 256
+
+_ARROW_FILE, _ARROW_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def read_rows(file: SourceFile, text_key: str, set_key: str, after: int) -> Iterator[tuple[int, Any, Any]]:
+    """Rows numbered over `after` with the values of both columns; of what is no text, `None`, its type, or bytes.
+
+    Raises:
+        DamageError: nothing more can be read.
+        UserError: the table has no such text column.
+    """
+    batches = _parquet(file, text_key, set_key, after) if file.name.endswith(".parquet") else _arrow(file, text_key)
+    rows = 0  # before the batch
+    while True:
+        try:
+            batch = next(batches, None)
+            if batch is not None and not isinstance(batch, int):
+                batch.validate()
+        except UserError:
+            raise
+        except BROKEN as error:
+            raise DamageError(rows + 1, error) from None
+        if batch is None:
+            return
+        if isinstance(batch, int):
+            rows += batch
+            continue
+        first = max(rows, after)
+        wanted = batch.slice(min(first - rows, batch.num_rows))
+        texts, sets = _column(wanted, text_key), _column(wanted, set_key)
+        names = iter(()) if sets is None else _values(sets)
+        for number, text in enumerate(_values(texts), start=first + 1):
+            yield number, text, next(names, None)
+        rows += batch.num_rows
+
+
+def _parquet(file: SourceFile, text_key: str, set_key: str, after: int) -> Iterator[pa.RecordBatch | int]:
+    """Batches of rows, or how many of them are skipped."""
+    with SourceBytes(file, seekable=True) as raw:
+        table = pq.ParquetFile(raw, buffer_size=store_read_bytes(file))
+        _check_column(file, table.schema_arrow, text_key)
+        rows = 0
+        for number in range(table.num_row_groups):
+            group = table.metadata.row_group(number)
+            rows += group.num_rows
+            if rows <= after:
+                yield group.num_rows
+                continue
+            size = min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
+            yield from table.iter_batches(max(1, size), [number], columns=[text_key, set_key], use_threads=False)
+
+
+def _arrow(file: SourceFile, text_key: str) -> Iterator[pa.RecordBatch]:
+    """Batches of a stream, or of a file, which is a stream between two marks."""
+    with SourceBytes(file, seekable=True) as raw:
+        stream = io.BufferedReader(raw, store_read_bytes(file))
+        is_file = stream.read(8).startswith(_ARROW_FILE)
+        stream.seek(8 if is_file else 0)
+        reader = pa.ipc.open_stream(stream)
+        _check_column(file, reader.schema, text_key)
+        yield from reader
+        stream.seek(max(0, file.size - 8))
+        if not stream.read().endswith(_ARROW_FILE if is_file else _ARROW_END):
+            raise pa.ArrowInvalid("its end is missing")
+
+
+def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
+    if _column(schema.empty_table(), text_key) is None:
+        names = ", ".join(schema.names)
+        raise UserError(f"{file.name}: no column '{text_key}' (data.text_key), it has {names}")
+
+
+def _column(table: pa.Table | pa.RecordBatch, key: str) -> Any:
+    """The column of that name, or the field of its structs; None where there is no such."""
+    names = table.schema.names
+    if key in names:
+        return table.column(names.index(key))
+    first, *parts = key.split(".")
+    column: Any = table.column(names.index(first)) if first in names else None
+    for part in parts:
+        if column is None or not pa.types.is_struct(column.type) or column.type.get_field_index(part) < 0:
+            return None
+        column = column.flatten()[column.type.get_field_index(part)]  # where a struct is null, so are its fields
+    return column
+
+
+def _values(column: pa.Array) -> Iterator[Any]:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        yield from (kind if value.is_valid else None for value in column)
+        return
+    is_whole = _is_valid(column)  # text that was not checked may reach beyond the memory that it lies in
+    for row, value in enumerate(column):
+        yield value.as_py() if is_whole or _is_valid(column.slice(row, 1)) else b""
+
+
+def _is_valid(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -1,0 +1,86 @@
+"""Token shards in the background: training starts on the first of them and follows the preparation of the rest."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+import ray
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.pipeline import find_corpus, prepare
+from tokendrop.data.shards import MANIFEST, Manifest, read_manifest
+from tokendrop.launch.watch import prepare_line
+
+_POLL_S = 0.2
+
+
+class _StoppedError(Exception):
+    """Training is over before the preparation."""
+
+
+class Preparation:
+    """While its block runs, a thread prepares a job's token shards; what is committed when the block ends stays.
+
+    The order of samples depends on the corpus alone, so a run is the same however far this has come.
+    """
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        """
+        Raises:
+            UserError: the corpus can't be listed.
+        """
+        self.config = config
+        self.folder = find_corpus(config).folder
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+
+    def __enter__(self) -> "Preparation":
+        self._done = self._pool.submit(self._prepare)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self._stop.set()
+        self._pool.shutdown()
+
+    def wait(self) -> Path:
+        """The folder, as soon as training can start on it.
+
+        That is when its first rows are committed, where the cluster has cores beside those of the workers; where it
+        has none, workers that wait for rows would keep them from being made, and all is prepared first.
+
+        Raises:
+            UserError: the corpus or the tokenizer is wrong.
+        """
+        can_follow = _spare_cpus(self.config) >= 1
+        while not self._done.done():
+            time.sleep(_POLL_S)
+            if can_follow and (self.folder / MANIFEST).exists() and can_start(self.config, read_manifest(self.folder)):
+                return self.folder
+        return self._done.result()
+
+    def _prepare(self) -> Path:
+        with prepare_line() as progress:
+
+            def tell(documents: int, tokens: int) -> None:
+                if self._stop.is_set():
+                    raise _StoppedError
+                progress(documents, tokens)
+
+            return prepare(self.config, progress=tell)
+
+
+def can_start(config: ExperimentConfig, manifest: Manifest) -> bool:
+    """Whether training can start before all is prepared: the first samples are known, the held-out rows are there."""
+    train, validation = manifest.committed("train"), manifest.committed("validation")
+    wanted = config.data.held_out_shares(config.evaluate.sequences)
+    return (
+        not train.is_complete  # else preparation is over in a moment, and may have something to say
+        and 0 < config.data.shuffle_rows <= min(train.rows)
+        and all(have >= count for have, count in zip(validation.rows, wanted, strict=True))
+    )
+
+
+def _spare_cpus(config: ExperimentConfig) -> float:
+    return ray.cluster_resources().get("CPU", 0) - config.scaling.workers * config.scaling.cpus_per_worker

@@ -1,0 +1,335 @@
+"""What BERT reads: pairs of one document, two tasks, masks; the same whoever reads them and whenever."""
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from tokenizers import Tokenizer
+from transformers import BertTokenizerFast
+
+from pairs import LENGTH, texts, write_pairs, write_vocabulary
+from tokendrop.config.data import PairsConfig
+from tokendrop.data.batches import PairBatches
+from tokendrop.data.encoder import Encoder
+from tokendrop.data.mask_tokens import IGNORED
+from tokendrop.data.order import ROW_BITS, SampleOrder, first_ids
+from tokendrop.data.pair_rows import Runs
+from tokendrop.data.pairs import (
+    PairMaker,
+    Pairs,
+    PairSamples,
+    arrange,
+    held_out_pairs,
+    replace_seconds,
+    split_runs,
+    swap,
+)
+from tokendrop.data.rows import Rows
+from tokendrop.data.shards import MANIFEST, SHARDS
+from tokendrop.data.tokenizer import load_tokenizer, pair_vocabulary
+from tokendrop.models.batch import BertBatch
+from tokendrop.schedule.batch import BatchSplit
+
+WINDOW = 64
+TASKS = pytest.mark.parametrize("task", ["sop", "nsp"])
+CORPUS = texts(160)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    write_pairs(folder, CORPUS)
+    return folder
+
+
+@cache
+def tokenizer_of(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder / "tokenizer.json", "sentence_pairs")
+
+
+def reader(
+    folder: Path,
+    task: str,
+    *,
+    world_size: int = 1,
+    rank: int = 0,
+    micro_batch: int = 4,
+    seed: int = 7,
+    window: int = WINDOW,
+    **pairs: object,
+) -> PairBatches:
+    config = PairsConfig(sentence_task=task, **pairs)
+    make = PairMaker(config, pair_vocabulary(tokenizer_of(folder)), sequence_length=LENGTH, seed=seed)
+    order = SampleOrder(seed=seed, weights=[1.0], window=window)
+    return PairBatches(
+        make,
+        train=PairSamples(Rows(folder, "train"), order, config, seed=seed),
+        validation=held_out_pairs(Rows(folder, "validation"), first_ids(0, 40), config, seed=seed),
+        split=BatchSplit(global_batch=16, micro_batch=micro_batch, world_size=world_size),
+        rank=rank,
+        device=torch.device("cpu"),
+    )
+
+
+def by_id(batches: list[BertBatch]) -> dict[int, tuple[object, ...]]:
+    """All that is read of each sample, by its id."""
+    found = {}
+    for batch in batches:
+        for place, sample in enumerate(batch.sample_ids_B.tolist()):
+            assert sample not in found
+            parts = (batch.input_ids_BS, batch.token_types_BS, batch.attention_mask_BS, batch.labels_BS)
+            found[sample] = (*(part[place].tolist() for part in parts), int(batch.sentence_labels_B[place]))
+    return found
+
+
+def steps(batches: PairBatches, *numbers: int) -> list[BertBatch]:
+    return [batch for step in numbers for batch in batches.of_step(step)]
+
+
+def unmasked(tokens: list[int], labels: list[int]) -> list[int]:
+    return [token if label == IGNORED else label for token, label in zip(tokens, labels, strict=True)]
+
+
+def sides(sample: tuple[object, ...], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """A and B as they were before masking, by what stands between the special tokens."""
+    tokens, _, real, labels, _ = sample
+    sep = tokenizer.token_to_id("[SEP]")
+    tokens = unmasked(tokens, labels)[: sum(real)]
+    assert tokens[0] == tokenizer.token_to_id("[CLS]")
+    assert tokens.count(sep) == 2
+    assert tokens[-1] == sep
+    middle = tokens.index(sep)
+    return tokens[1:middle], tokens[middle + 1 : -1]
+
+
+def holds(document: list[int], part: list[int]) -> bool:
+    return any(document[start : start + len(part)] == part for start in range(len(document) - len(part) + 1))
+
+
+@TASKS
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_a_pair_is_neighbouring_text_of_one_document_or_what_its_label_says(folder, task, whole_words):
+    tokenizer = tokenizer_of(folder)
+    documents = [ids.tolist() for ids in Encoder(tokenizer)(CORPUS)]
+    samples = by_id(steps(reader(folder, task, whole_words=whole_words), *range(7)))
+    wrong = 0
+    for sample in samples.values():
+        a, b = sides(sample, tokenizer)
+        assert a
+        assert b
+        of_one = any(holds(document, a + b) for document in documents)
+        if not sample[-1]:
+            assert of_one
+        elif task == "sop":
+            assert any(holds(document, b + a) for document in documents)
+        else:
+            assert any(holds(document, a) for document in documents)
+            assert any(holds(document, b) for document in documents)
+        wrong += not of_one
+    assert wrong > 30
+
+
+def test_pairs_that_are_put_right_decode_to_their_text(folder):
+    tokenizer = tokenizer_of(folder)
+    whole = [" ".join(one.split()).lower().replace(".", " .") for one in CORPUS]
+    for sample in by_id(steps(reader(folder, "sop"), 0, 1)).values():
+        a, b = sides(sample, tokenizer)
+        said = tokenizer.decode(b + a if sample[-1] else a + b).replace(".", " .").replace("  ", " ").strip()
+        assert any(said.removeprefix("##") in one for one in whole)
+
+
+@TASKS
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 16), (2, 4), (4, 2), (16, 1)])
+def test_samples_do_not_depend_on_ranks_micro_batches_or_the_order_of_reading(folder, task, world_size, micro_batch):
+    alone = reader(folder, task)
+    wanted = by_id(steps(alone, 0, 1, 2))
+    ranks = [
+        reader(folder, task, world_size=world_size, rank=rank, micro_batch=micro_batch) for rank in range(world_size)
+    ]
+    found = by_id([batch for rank in reversed(ranks) for batch in steps(rank, 2, 0, 1)])
+    assert found == wanted
+    held_out = by_id(list(reader(folder, task, micro_batch=2).validation()))
+    shared = by_id(
+        [
+            batch
+            for rank in range(2)
+            for batch in reader(folder, task, world_size=2, rank=rank, micro_batch=2).validation()
+        ]
+    )
+    assert shared == held_out
+    assert len(held_out) == 32
+
+
+@TASKS
+def test_each_epoch_makes_other_pairs_and_masks_of_the_same_rows(folder, task):
+    batches = reader(folder, task, whole_words=False)
+    (rows,) = batches.train.rows.committed.rows
+    epoch = rows // 16
+    both = by_id(steps(batches, *range(2 * epoch)))
+    row = (1 << ROW_BITS) - 1
+    first, second = ({sample & row: read for sample, read in both.items() if sample >> ROW_BITS == n} for n in (0, 1))
+    same = [
+        one for one in set(first) & set(second) if sum(first[one][2]) > 25
+    ]  # short ones have few masks to choose from
+    assert len(same) > 100
+    assert sum(first[one][3] == second[one][3] for one in same) < 0.02 * len(same)
+    assert 0.3 < sum(first[one][-1] == second[one][-1] for one in same) / len(same) < 0.7
+    assert by_id(steps(reader(folder, task, seed=8), 0)) != by_id(steps(batches, 0))
+
+
+@TASKS
+def test_half_of_the_pairs_are_wrong_and_a_seventh_of_their_tokens_is_masked(folder, task):
+    samples = by_id(steps(reader(folder, task, whole_words=False), *range(100))).values()
+    count = len(samples)
+    assert count == 1600
+    assert abs(sum(sample[-1] for sample in samples) / count - 0.5) < 4 * 0.5 / count**0.5
+    for tokens, types, real, labels, _ in samples:
+        masked = [place for place, label in enumerate(labels) if label != IGNORED]
+        assert len(masked) == max(1, round(0.15 * (sum(real) - 3)))
+        special = {0, types.index(1) - 1, sum(real) - 1}
+        assert not special & set(masked)
+        assert [place for place, token in enumerate(tokens) if not real[place]] == [*range(sum(real), LENGTH)]
+        assert not any(tokens[sum(real) :])
+        assert not any(types[sum(real) :])
+        assert max(masked) < sum(real)
+
+
+def test_words_are_masked_with_all_of_their_pieces(folder):
+    continues = pair_vocabulary(tokenizer_of(folder)).continues_V
+    most = 0
+    for tokens, types, real, labels, _ in by_id(steps(reader(folder, "sop"), *range(20))).values():
+        before, second = unmasked(tokens, labels), types.index(1)
+        masked = [label != IGNORED for label in labels]
+        for place in range(1, sum(real) - 1):
+            if continues[before[place]] and place not in (1, second):
+                assert masked[place] == masked[place - 1]
+                most += masked[place]
+    assert most > 100
+
+
+def test_another_text_stands_for_b_and_is_known_by_neither_length_nor_how_it_begins_and_ends(folder):
+    tokenizer = tokenizer_of(folder)
+    stop = tokenizer.token_to_id(".")
+    lengths, ended = {0: [], 1: []}, {0: [], 1: []}
+    for sample in by_id(steps(reader(folder, "nsp"), *range(100))).values():
+        a, b = sides(sample, tokenizer)
+        lengths[sample[-1]].append(len(a) + len(b))
+        ended[sample[-1]].append(b[-1] == stop)
+    assert abs(np.mean(lengths[0]) - np.mean(lengths[1])) < 0.1 * np.mean(lengths[0])
+    assert abs(np.mean(ended[0]) - np.mean(ended[1])) < 0.1
+
+
+def test_the_text_in_the_place_of_b_is_of_the_same_window_however_far_preparation_is(folder, tmp_path):
+    early = tmp_path / "early"
+    shutil.copytree(folder, early)
+    lines = (folder / SHARDS).read_text().splitlines(keepends=True)
+    (early / SHARDS).write_text("".join(lines[:4]))  # two shards of either split
+    header = (folder / MANIFEST).read_text().replace('"is_complete": true', '"is_complete": false')
+    (early / MANIFEST).write_text(header)
+    some, whole = reader(early, "nsp", window=16), reader(folder, "nsp", window=16)
+    count = some.train.rows.committed.rows[0] // 16
+    assert 2 <= count < whole.train.rows.committed.rows[0] // 16
+    assert by_id(steps(some, *range(count))) == by_id(steps(whole, *range(count)))
+
+    tokenizer = tokenizer_of(folder)
+    in_window = Rows(folder, "train").read(np.arange(16)).tolist()
+    for sample in by_id(steps(whole, 0)).values():
+        _, b = sides(sample, tokenizer)
+        assert any(holds(row[1 : 1 + row[0]], b) for row in in_window)
+
+
+def test_a_row_that_is_alone_in_its_window_keeps_its_b(folder):
+    samples = by_id(steps(reader(folder, "nsp", window=1), 0, 1)).values()
+    assert not any(sample[-1] for sample in samples)
+
+
+PAIRS = st.integers(2, 20).flatmap(
+    lambda room: st.tuples(
+        hnp.arrays(np.int64, (3, room), elements=st.integers(5, 99)),
+        hnp.arrays(bool, (3, room)),
+        st.lists(st.integers(2, room), min_size=3, max_size=3),
+        st.lists(st.integers(0, 2**64 - 1), min_size=3, max_size=3),
+    )
+)
+
+
+def runs_of(case) -> tuple[Runs, np.ndarray]:
+    tokens, begins, lengths, bits = case
+    lengths = np.array(lengths)
+    begins[:, 0] = True
+    begins[np.arange(3), lengths // 2] = True
+    begins &= np.arange(tokens.shape[1]) < lengths[:, None]
+    return Runs(np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0), lengths, begins), np.array(
+        bits, np.uint64
+    )
+
+
+@given(case=PAIRS, swapped=hnp.arrays(bool, 3))
+def test_swapping_twice_changes_nothing_and_once_puts_b_first(case, swapped):
+    runs, bits = runs_of(case)
+    pairs = split_runs(runs, bits)
+    assert (pairs.first_B > 0).all()
+    assert (pairs.second_B > 0).all()
+    assert all(runs.begins_BR[row, first] for row, first in enumerate(pairs.first_B))
+    once = swap(pairs, swapped)
+    for row in range(3):
+        first, end = pairs.first_B[row], runs.lengths_B[row]
+        a, b = pairs.tokens_BR[row, :first].tolist(), pairs.tokens_BR[row, first:end].tolist()
+        assert once.tokens_BR[row, :end].tolist() == (b + a if swapped[row] else a + b)
+        assert once.first_B[row] == (len(b) if swapped[row] else len(a))
+    twice = swap(once, swapped)
+    assert np.array_equal(twice.tokens_BR, pairs.tokens_BR)
+    assert np.array_equal(twice.first_B, pairs.first_B)
+
+
+@given(case=PAIRS, other=st.data(), replaced=hnp.arrays(bool, 3))
+def test_what_replaces_b_is_one_part_of_the_other_run_from_a_sentence_on_and_fits(case, other, replaced):
+    runs, bits = runs_of(case)
+    room = runs.tokens_BR.shape[1]
+    others = Runs(runs.tokens_BR[::-1] + 100, runs.lengths_B[::-1], runs.begins_BR[::-1])
+    pairs = split_runs(runs, bits)
+    found = replace_seconds(pairs, others, replaced, bits)
+    for row in range(3):
+        first, second = found.first_B[row], found.second_B[row]
+        got = found.tokens_BR[row, first : first + second].tolist()
+        assert found.tokens_BR[row, :first].tolist() == pairs.tokens_BR[row, :first].tolist()
+        if not replaced[row]:
+            assert got == pairs.tokens_BR[row, first : runs.lengths_B[row]].tolist()
+            continue
+        assert 1 <= second <= room - first
+        source = others.tokens_BR[row, : others.lengths_B[row]].tolist()
+        starts = [place for place in np.flatnonzero(others.begins_BR[row]) if place]
+        assert any(source[start : start + second] == got for start in starts)
+
+
+@pytest.mark.parametrize("words", [(1, 1), (9, 3), (3, 9), (14, 15), (1, 28)])
+def test_special_tokens_and_types_lie_where_hugging_face_puts_them(tmp_path, words):
+    path = write_vocabulary(tmp_path)
+    tokenizer = load_tokenizer(path, "sentence_pairs")
+    theirs = BertTokenizerFast(vocab=str(path))
+    a, b = (" ".join(f"n{number}" for number in range(count)) for count in words)
+    ours = [Encoder(tokenizer)([one])[0].astype(np.int64) for one in (a, b)]
+    assert [len(ids) for ids in ours] == [*words]
+    tokens = np.zeros((1, LENGTH - 3), np.int64)
+    tokens[0, : sum(words)] = np.concatenate(ours)
+    pairs = Pairs(tokens, np.array([words[0]]), np.array([words[1]]))
+    ids, types, text, real = arrange(pairs, pair_vocabulary(tokenizer), LENGTH)
+    wanted = theirs(a, b, padding="max_length", max_length=LENGTH, return_special_tokens_mask=True)
+    assert ids[0].tolist() == wanted["input_ids"]
+    assert types[0].tolist() == wanted["token_type_ids"]
+    assert real[0].astype(int).tolist() == wanted["attention_mask"]
+    assert (1 - text[0]).tolist() == wanted["special_tokens_mask"]
+
+
+def test_the_vocabulary_of_bert_gives_the_tokens_of_hugging_face(real_data):
+    path = real_data / "bert_vocab" / "vocab.txt"
+    theirs = BertTokenizerFast(vocab=str(path))
+    text = "Émile's naïve [SEP] tokenizing (東京) of U.S. words, e.g. \u201cantidisestablishmentarianism\u201d: 3.14!\n"
+    ours = Encoder(load_tokenizer(path, "sentence_pairs"))([text])[0].tolist()
+    assert ours == theirs(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]

@@ -1,0 +1,89 @@
+"""Training beside its preparation: it makes no difference to a run how far the token shards have come."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from corpora import byte_tokenizer, documents, tiny_job, write_corpus
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import load_job
+from tokendrop.data.shards import MANIFEST, read_manifest
+from tokendrop.data.writer import ShardWriter
+from tokendrop.errors import UserError
+from tokendrop.launch.trainer import run_training
+from tokendrop.track.journal import METRICS, read_ledger, read_steps
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+@pytest.fixture
+def slowly(monkeypatch, tmp_path) -> None:
+    """Preparation that holds, once training can start, until it has."""
+    write = ShardWriter._write
+
+    def write_later(writer: ShardWriter, *shard) -> None:
+        rows = sum(one.rows for one in read_manifest(writer.folder).of("corpus", "train"))
+        while rows >= 256 and not list((tmp_path / "runs").glob(f"tiny-*/{METRICS}")):
+            time.sleep(0.05)
+        write(writer, *shard)
+
+    monkeypatch.setattr(ShardWriter, "_write", write_later)
+
+
+def config_of(folder: Path, **data: object) -> ExperimentConfig:
+    corpus = folder / "corpus.jsonl"
+    if not corpus.exists():
+        write_corpus(corpus, documents(500, seed=3))
+    job = tiny_job(
+        folder,
+        [corpus],
+        data={
+            "tokenizer": str(byte_tokenizer(folder / "tokenizer.json")),
+            "rows_per_shard": 64,
+            "shuffle_rows": 128,
+            "max_rejected": 0,
+            **data,
+        },
+        train={"length": "200 steps", "global_batch": 16, "micro_batch": 8, "peak_lr": 1e-3, "precision": "fp64"},
+        checkpoint={"every": "100 steps"},
+    )
+    return load_job(job)
+
+
+@pytest.mark.parametrize("reader", ["memory_map", "ray_data"])
+def test_a_run_that_follows_its_preparation_is_the_run_on_prepared_shards(tmp_path, slowly, reader):
+    followed = run_training(config_of(tmp_path, reader=reader))
+    prepared = run_training(config_of(tmp_path, reader=reader))  # all is there now
+
+    run = Path(followed["run"])
+    first = json.loads((run / METRICS).read_text().split("\n", 2)[1])
+    (manifest,) = (tmp_path / "runs" / "data").glob(f"*/{MANIFEST}")
+    assert first["attempt_from"] == 0
+    assert first["time"] < manifest.stat().st_mtime  # it did follow
+    assert read_ledger(run) == read_ledger(Path(prepared["run"]))
+    np.testing.assert_array_equal(
+        [row["loss"] for row in read_steps(run)], [row["loss"] for row in read_steps(Path(prepared["run"]))]
+    )
+
+
+def test_a_run_ends_in_one_sentence_where_its_preparation_does(tmp_path, slowly):
+    config_of(tmp_path)
+    with (tmp_path / "corpus.jsonl").open("a") as corpus:
+        corpus.write("not json\n")
+    with pytest.raises(UserError, match=r"1 of 501 documents can't be read, .*corpus\.jsonl:501: not valid JSON"):
+        run_training(config_of(tmp_path))
+
+
+def test_what_is_prepared_when_a_short_run_is_over_stays_for_the_next(tmp_path, slowly):
+    config = config_of(tmp_path)
+    short = load_job(tmp_path / "job.yaml", ["train.length=2 steps"])
+    run_training(short)
+    (folder,) = (path.parent for path in (tmp_path / "runs" / "data").glob(f"*/{MANIFEST}"))
+    before = read_manifest(folder)
+    assert sum(before.committed("train").rows) >= config.data.shuffle_rows
+    run_training(config)
+    after = read_manifest(folder)
+    assert set(before.shards) <= set(after.shards)

@@ -1,0 +1,422 @@
+"""The audit of a run's ledger: clean whoever died when, and no fault passes."""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiny import experiment
+from tokendrop.cli import main
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import dump_job
+from tokendrop.data.order import SampleOrder
+from tokendrop.data.rows import sample_order
+from tokendrop.data.shards import SHARDS, Header, Place, Shard, append_shard, read_manifest
+from tokendrop.errors import UserError
+from tokendrop.track import audit as audit_module
+from tokendrop.track.audit import Audit, Fault, Stretch, audit
+from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, Journal, read_ledger
+from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
+from tokendrop.train.report import StepReport
+
+STEPS, SAVE_EVERY, BATCH = 12, 3, 8
+WORLD_SIZES = [1, 2, 4]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder whose ledger is written by the real journal; nothing else is trained."""
+
+    folder: Path
+    config: ExperimentConfig
+
+    @property
+    def order(self) -> SampleOrder:
+        return sample_order(self.config.data, seed=self.config.seed)
+
+    def ids_of(self, step: int) -> list[int]:
+        committed = read_manifest(self.folder / "data").committed("train")
+        return self.order.sample_ids(np.arange((step - 1) * BATCH, step * BATCH), committed).tolist()
+
+    def attempt(self, world_size: int, *, start: int, end: int = STEPS, written: int = 4, saved: bool = True) -> int:
+        """Workers that record and commit as the loop does, up to `end`; the step of the last checkpoint.
+
+        Args:
+            written: ranks that have written their part of the last commit when they end.
+            saved: whether that commit's checkpoint is committed too.
+        """
+        split = replace(self.config.plan().batch, world_size=world_size)
+        size = split.micro_batch
+        journals = [Journal(self.folder, rank=rank, world_size=world_size, start=start) for rank in range(world_size)]
+        checkpoint = start
+        for step in range(start + 1, end + 1):
+            ids = self.ids_of(step)
+            for rank, journal in enumerate(journals):
+                mine = [one for n in split.micro_batches(rank) for one in ids[n * size : (n + 1) * size]]
+                journal.record(report(step, world_size), mine)
+            if step % SAVE_EVERY:
+                continue
+            is_last = step + SAVE_EVERY > end
+            for journal in journals[: written if is_last else None]:
+                journal.commit(step)
+            if not is_last or (saved and written >= world_size):
+                checkpoint = step
+                self.checkpoint(step)
+        return checkpoint
+
+    def checkpoint(self, step: int) -> None:
+        folder = self.folder / CHECKPOINTS / f"step_{step:09}"
+        folder.mkdir(parents=True)
+        (folder / "meta.json").write_text(json.dumps({"step": step}))
+
+
+def report(step: int, world_size: int) -> StepReport:
+    numbers = dict.fromkeys(("loss", "grad_norm", "lr", "flops", "data_time_s", "step_time_s"), 1.0)
+    counts = dict.fromkeys(("kept_length", "tokens", "layer_tokens"), 1)
+    return StepReport(step=step, world_size=world_size, val_loss=None, **numbers, **counts)
+
+
+def make_run(folder: Path, *, rows: tuple[int, ...] = (50,), window: int = 16, is_complete: bool = True) -> Run:
+    """A run on token shards of which the manifest alone is there."""
+    names = tuple(f"source{number}" for number in range(len(rows)))
+    sources = [{"name": name, "corpus": ["unused"], "weight": number + 1} for number, name in enumerate(names)]
+    config = experiment(
+        data={"sources": sources, "shuffle_rows": window}, train__length=f"{STEPS} steps", train__micro_batch=2
+    )
+    data = folder / "data"
+    data.mkdir(parents=True)
+    header = Header(
+        format=3,
+        kind="text",
+        sequence_length=16,
+        row_length=17,
+        vocab_size=50,
+        tokenizer_sha256="",
+        sources=names,
+        files=(),
+        is_complete=is_complete,
+        rows=(sum(rows), 0, 0) if is_complete else (),
+    )
+    header.write(data)
+    for name, count in zip(names, rows, strict=True):
+        next_place = Place(file=0, record=1, token=0, seen=0)
+        append_shard(
+            data,
+            Shard(source=name, split="train", file="gone", rows=count, bytes=1, sha256="", sets=(), next=next_place),
+        )
+    (folder / JOB).write_text(dump_job(config))
+    (folder / DATA).write_text(f"{data}\n")
+    return Run(folder, config)
+
+
+# an attempt: world size, its last step, ranks that had written their part of the last commit by then, and whether
+# that commit's checkpoint was committed
+attempts = st.lists(
+    st.tuples(st.sampled_from(WORLD_SIZES), st.integers(1, STEPS), st.integers(0, 4), st.booleans()), max_size=4
+)
+shapes = st.sampled_from([(50,), (13,), (3, 40), (7, 30, 11)])
+windows = st.sampled_from([0, 5, 16, 1000])
+blocks = st.sampled_from([1, 3 * BATCH, 2**20])
+
+
+def audited(run: Run, block: int = 2**20) -> Audit:
+    with patch.object(audit_module, "_BLOCK", block), patch.object(audit_module, "_ORDER_BLOCK", max(1, block // 3)):
+        return audit(run.folder)
+
+
+def stretches(ledger: list[dict[str, int]]) -> Iterator[Stretch]:
+    """The oracle of world sizes: step by step."""
+    by_step = {line["step"]: line["world_size"] for line in ledger}
+    first = 1
+    for step in range(1, len(by_step) + 1):
+        if by_step.get(step + 1) != by_step[step]:
+            yield Stretch(from_step=first, to_step=step, world_size=by_step[step])
+            first = step + 1
+
+
+@given(attempts, st.sampled_from(WORLD_SIZES), st.integers(SAVE_EVERY, STEPS), shapes, windows, blocks)
+@settings(max_examples=25)
+def test_a_ledger_is_clean_whoever_died_when_at_whatever_world_sizes(
+    tmp_path_factory, deaths, world_size, end, rows, window, block
+):
+    run = make_run(tmp_path_factory.mktemp("run") / "lr=0.1", rows=rows, window=window)
+    start = 0
+    for size, last, written, saved in deaths:
+        start = run.attempt(size, start=start, end=last, written=written, saved=saved)
+    start = run.attempt(world_size, start=start, end=max(start, end))
+
+    found = audited(run, block)
+
+    assert found.is_clean
+    assert (found.steps, found.samples, found.where) == (start, start * BATCH, ())
+    assert found.world_sizes == tuple(stretches(read_ledger(run.folder)))
+
+
+@pytest.fixture(scope="module")
+def resized(tmp_path_factory) -> Run:
+    """Three attempts: 4 workers, then 1, then 2; its ledger is sound."""
+    run = make_run(tmp_path_factory.mktemp("resized") / "run", rows=(7, 30))
+    run.attempt(4, start=0, end=4)
+    run.attempt(1, start=3, end=8)
+    run.attempt(2, start=6)
+    assert audit(run.folder).world_sizes == (
+        Stretch(from_step=1, to_step=3, world_size=4),
+        Stretch(from_step=4, to_step=6, world_size=1),
+        Stretch(from_step=7, to_step=12, world_size=2),
+    )
+    return run
+
+
+Line = dict[str, int | list[int]]
+
+
+def with_ledger(run: Run, folder: Path, change: Callable[[list[list[Line]]], None]) -> Run:
+    """A copy of a run whose ledger's parts, lists of lines, were changed."""
+    shutil.copytree(run.folder, folder)
+    parts = sorted((folder / LEDGER).iterdir())
+    tables = [pq.read_table(part).to_pylist() for part in parts]
+    change(tables)
+    for part, lines in zip(parts, tables, strict=True):
+        pq.write_table(LEDGER_SCHEMA.empty_table().from_pylist(lines, LEDGER_SCHEMA), part)
+    return replace(run, folder=folder)
+
+
+def where(audit: Audit) -> set[tuple[int, int, str]]:
+    return {(fault.step, fault.sample_id, fault.what) for fault in audit.where}
+
+
+places = st.tuples(st.integers(1, STEPS), st.integers(0, BATCH - 1))
+
+
+def lists_of(tables: list[list[Line]], step: int) -> list[list[int]]:
+    """The samples of each rank in a step."""
+    return [line["sample_ids"] for lines in tables for line in lines if line["step"] == step]
+
+
+def take(tables: list[list[Line]], place: tuple[int, int]) -> tuple[list[int], int]:
+    """Where a sample is: the list and the number there."""
+    step, number = place
+    for ids in lists_of(tables, step):
+        if number < len(ids):
+            return ids, number
+        number -= len(ids)
+    raise AssertionError
+
+
+@given(places, st.sampled_from(["removed", "repeated", "changed"]), blocks)
+@settings(max_examples=25)
+def test_a_sample_removed_repeated_or_changed_is_found_in_its_place(tmp_path_factory, resized, place, fault, block):
+    sample = -1
+
+    def change(tables: list[list[Line]]) -> None:
+        nonlocal sample
+        ids, number = take(tables, place)
+        sample = ids[number]
+        ids[number : number + 1] = {"removed": [], "repeated": [sample, sample], "changed": [2**50]}[fault]
+
+    found = audited(with_ledger(resized, tmp_path_factory.mktemp("run") / "run", change), block)
+
+    missing, repeated, expected = {
+        "removed": (1, 0, {(place[0], sample, "missing")}),
+        "repeated": (0, 1, {(place[0], sample, "repeated")}),
+        "changed": (1, 1, {(place[0], sample, "missing"), (place[0], 2**50, "wrong")}),
+    }[fault]
+    assert (found.missing, found.repeated, where(found)) == (missing, repeated, expected)
+    assert found.samples == STEPS * BATCH - missing + repeated
+
+
+@given(places, st.integers(1, STEPS), blocks)
+@settings(max_examples=25)
+def test_a_sample_moved_to_another_step_is_missing_there_and_too_many_here(
+    tmp_path_factory, resized, place, target, block
+):
+    sample = -1
+
+    def change(tables: list[list[Line]]) -> None:
+        nonlocal sample
+        ids, number = take(tables, place)
+        sample = ids.pop(number)
+        lists_of(tables, target)[-1].append(sample)
+
+    found = audited(with_ledger(resized, tmp_path_factory.mktemp("run") / "run", change), block)
+
+    assert found.samples == STEPS * BATCH
+    if target == place[0]:  # another rank of the same step
+        assert found.is_clean
+    else:
+        assert (found.missing, found.repeated) == (1, 1)
+        assert where(found) == {(place[0], sample, "missing"), (target, sample, "wrong")}
+
+
+edits = st.lists(
+    st.tuples(places, st.sampled_from(["remove", "repeat", "change", "step", "drop line"]), st.integers(-2, 15)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(edits, blocks)
+@settings(max_examples=40)
+def test_any_faults_are_counted_as_comparing_step_by_step_counts_them(tmp_path_factory, resized, edits, block):
+    expected = {step: Counter(resized.ids_of(step)) for step in range(1, STEPS + 1)}
+
+    def change(tables: list[list[Line]]) -> None:
+        for (step, number), edit, value in edits:
+            lines = [(part, line) for part in tables for line in part if line["step"] == step]
+            if not lines:
+                continue
+            part, line = lines[number % len(lines)]
+            ids = line["sample_ids"]
+            if edit == "drop line":
+                part.remove(line)
+            elif edit == "step":  # a line that names a step which may not even be of its part
+                line["step"] = value
+            elif ids:
+                at = number % len(ids)
+                ids[at : at + 1] = {"remove": [], "repeat": [ids[at]] * 3, "change": [value]}[edit]
+
+    run = with_ledger(resized, tmp_path_factory.mktemp("run") / "run", change)
+    found = audited(run, block)
+
+    ledger: dict[int, Counter[int]] = {}
+    for line in read_ledger(run.folder):
+        ledger.setdefault(line["step"], Counter()).update(line["sample_ids"])
+    steps = expected.keys() | ledger.keys()
+    lacks = {step: expected.get(step, Counter()) - ledger.get(step, Counter()) for step in steps}
+    surplus = {step: ledger.get(step, Counter()) - expected.get(step, Counter()) for step in steps}
+    wrong_part = any(edit == "step" for _, edit, _ in edits)
+    missing, repeated = (sum(one.total() for one in side.values()) for side in (lacks, surplus))
+    assert found.samples - found.repeated + found.missing == STEPS * BATCH
+    if wrong_part:  # what a part tells of steps that are not its own counts as wrong, even where it would be right
+        assert found.missing >= missing
+        assert found.repeated >= repeated
+        assert found.missing - missing == found.repeated - repeated
+    else:
+        assert (found.missing, found.repeated) == (missing, repeated)
+        faulty = {step for step in steps if lacks[step] or surplus[step]}
+        assert (found.faulty_steps, found.last_faulty_step) == (len(faulty), max(faulty, default=None))
+    assert found.is_clean == (found.where == ())
+    assert list(found.where) == sorted(found.where, key=lambda fault: fault.step) or wrong_part
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_a_part_that_is_gone_leaves_its_samples_missing(tmp_path_factory, resized, data):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    shutil.copytree(resized.folder, folder)
+    parts = sorted((folder / LEDGER).iterdir())
+    gone = data.draw(st.sets(st.sampled_from(parts), min_size=1))
+    lost = [one for part in gone for line in pq.read_table(part).to_pylist() for one in line["sample_ids"]]
+    for part in gone:
+        part.unlink()
+    found = audited(replace(resized, folder=folder), data.draw(blocks))
+    assert (found.missing, found.repeated, found.samples) == (len(lost), 0, STEPS * BATCH - len(lost))
+    assert {fault.sample_id for fault in found.where} <= set(lost)
+    assert found.world_sizes[-1].to_step == STEPS
+
+
+@given(st.integers(0, STEPS - 1), st.integers(1, STEPS), blocks)
+@settings(max_examples=25)
+def test_a_part_that_a_dead_worker_wrote_too_late_repeats_its_samples(tmp_path_factory, resized, start, length, block):
+    run = with_ledger(resized, tmp_path_factory.mktemp("run") / "run", lambda tables: None)
+    end = min(start + length, STEPS)
+    lines = [
+        {"step": step, "rank": 9, "world_size": 10, "sample_ids": run.ids_of(step)}
+        for step in range(start + 1, end + 1)
+    ]
+    part = run.folder / LEDGER / f"{start:09}-{end:09}-rank9.parquet"
+    pq.write_table(LEDGER_SCHEMA.empty_table().from_pylist(lines, LEDGER_SCHEMA), part)
+    found = audited(run, block)
+    assert (found.missing, found.repeated) == (0, (end - start) * BATCH)
+    assert {fault.what for fault in found.where} == {"repeated"}
+    assert (found.where[0].step, found.where[0].sample_id) == (start + 1, min(run.ids_of(start + 1)))
+
+
+def test_a_whole_ledger_that_is_gone_is_all_missing(tmp_path, resized):
+    run = with_ledger(resized, tmp_path / "run", lambda tables: None)
+    shutil.rmtree(run.folder / LEDGER)
+    found = audit(run.folder)
+    assert (found.missing, found.repeated, found.samples) == (STEPS * BATCH, 0, 0)
+    assert found.world_sizes == (Stretch(from_step=1, to_step=STEPS, world_size=None),)
+    assert found.where[0] == Fault(step=1, sample_id=min(run.ids_of(1)), what="missing")
+    assert len(found.where) < found.missing
+
+
+def test_of_a_run_at_work_the_committed_steps_are_looked_at(tmp_path):
+    run = make_run(tmp_path, rows=(1000,), is_complete=False, window=32)
+    run.attempt(2, start=0, end=7)
+    run.attempt(4, start=6, end=9, written=3)  # one rank is about to write its part
+    (tmp_path / LEDGER / ".000000006-000000009-rank3.parquet").write_bytes(b"PAR1 half")
+    found = audit(tmp_path)
+    assert found.is_clean
+    assert (found.steps, found.samples) == (6, 6 * BATCH)
+    run.checkpoint(9)  # that no rank 3 ever wrote for
+    assert (audit(tmp_path).missing, audit(tmp_path).repeated) == (3 * BATCH // 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda run: (run / JOB).unlink(), "not a run folder"),
+        (lambda run: shutil.rmtree(run / CHECKPOINTS), "want a run folder with a committed checkpoint"),
+        (lambda run: shutil.rmtree(run / "data"), "its order of samples can't be known without manifest.json"),
+        (lambda run: (run / "data" / SHARDS).write_text("{\n"), "damaged"),
+        (lambda run: sorted((run / LEDGER).iterdir())[3].write_bytes(b"PAR1"), "this part of the ledger is damaged"),
+        (lambda run: (run / LEDGER / "more.parquet").write_bytes(b""), "not a part of a ledger"),
+    ],
+    ids=["no job", "no checkpoint", "no shards", "manifest", "part", "name"],
+)
+def test_what_can_not_be_audited_is_named_in_one_sentence(tmp_path, resized, capsys, spoil, message):
+    run = with_ledger(resized, tmp_path / "run", lambda tables: None)
+    (run.folder / DATA).write_text(str(run.folder / "data"))
+    spoil(run.folder)
+    with pytest.raises(UserError, match=message):
+        audit(run.folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "audit", str(run.folder)])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+
+
+def test_shards_that_are_being_made_anew_are_named_where_they_do_not_reach(tmp_path):
+    run = make_run(tmp_path, rows=(40,), window=32)
+    run.attempt(1, start=0)
+    tree = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps({**tree, "is_complete": False, "rows": []}))
+    with pytest.raises(UserError, match="is not prepared as far as step 6"):
+        audit(tmp_path)
+
+
+def test_the_command_reports_and_its_exit_code_tells(tmp_path, resized, capsys):
+    main(["data", "audit", str(resized.folder)])
+    assert "4-6             1\n" in (said := capsys.readouterr().out)
+    assert said.endswith("Exact: steps 1 to 12 have each of their 96 samples once.\n")
+    main(["data", "audit", str(resized.folder), "--json"])
+    clean = json.loads(capsys.readouterr().out)
+    assert {key: clean[key] for key in ("samples", "missing", "repeated")} == {
+        "samples": 96,
+        "missing": 0,
+        "repeated": 0,
+    }
+
+    run = with_ledger(resized, tmp_path / "run", lambda tables: take(tables, (5, 0))[0].pop(0))
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "audit", str(run.folder)])
+    assert ended.value.code == 1
+    sample = resized.ids_of(5)[0]
+    assert f"Not exact: 1 missing, 0 repeated, in step 5: step 5 lacks sample {sample}." in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["data", "audit", str(run.folder), "--json"])
+    faulty = json.loads(capsys.readouterr().out)
+    assert faulty["where"] == [{"step": 5, "sample_id": sample, "what": "missing"}]
