@@ -9,14 +9,24 @@ import ray
 _SOURCE_ROOT = Path(__file__).parents[2]
 
 # A cluster that serves this process alone: nobody else reaches it, and nobody reads the statistics that its ten
-# processes would gather on the cores that train.
+# processes would gather, nor the log lines that its log monitor would look for, on the cores that train.
 _ALONE = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "1e9",
 }
+
+
+_alone = False
+
+
+def serves_alone() -> bool:
+    """Whether the cluster is one that `connect` started, gone when this process is."""
+    return _alone
 
 
 def connect(address: str | None = None, *, cpus: int | None = None) -> None:
@@ -27,8 +37,10 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     Args:
         cpus: cores that a cluster started here counts; those of the machine when left out.
     """
+    global _alone
     if ray.is_initialized():
         return
+    _alone = False
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     path = source_path()
@@ -45,6 +57,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     for name, value in _ALONE.items():
         os.environ.setdefault(name, value)
     ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=400 * 2**20, **quiet)
+    _alone = True
 
 
 def source_path() -> str:

@@ -8,12 +8,13 @@ from typing import Any
 import ray.data
 import ray.train
 from ray.autoscaler.v2.utils import is_autoscaler_v2
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.prepare import Preparation
+from tokendrop.launch.quiet import QuietTorchTrainer
 from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerTask, held_out_rows, run_worker
@@ -67,11 +68,11 @@ def _task(config: ExperimentConfig, run: Path, data: Path) -> WorkerTask:
     return WorkerTask(config=config, run=run, data=data, held_out=held_out_rows(config, data) if is_streamed else None)
 
 
-def _trainer(task: WorkerTask) -> TorchTrainer:
+def _trainer(task: WorkerTask) -> QuietTorchTrainer:
     scaling = task.config.scaling
     on_gpus = scaling.gpus_per_worker > 0
     streamed = task.config.data.reader == "ray_data"
-    return TorchTrainer(
+    return QuietTorchTrainer(
         _train_loop,
         train_loop_config={"task": task},
         torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo", timeout_s=int(scaling.peer_timeout_s)),

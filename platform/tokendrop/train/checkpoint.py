@@ -36,7 +36,9 @@ class Checkpoints:
         self.folder, self.keep, self.meta = folder, keep, meta
         self._pending: tuple[Future[Any], Path, Path] | None = None
         # Background saves run collectives of their own: on the training group they would meet gradients half-way.
-        self._group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        # One worker has nobody to meet, and a group costs it a thread that polls.
+        shared = dist.is_initialized() and dist.get_world_size() > 1
+        self._group: Any = dist.new_group(backend="gloo") if shared else None
         self._is_first = self._group is None or dist.get_rank() == 0
 
     def save(self, engine: Engine, step: int) -> None:
