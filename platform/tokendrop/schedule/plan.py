@@ -52,6 +52,10 @@ class RunPlan:
             (two.start, one.workers, two.workers) for one, two in pairwise(self.segments) if one.workers != two.workers
         )
 
+    def next_resize(self, step: int) -> int:
+        """The first step after `step` from which on the workers are others; the end of the run where there is none."""
+        return next((start for start, _, _ in self.resizes if start > step), self.steps)
+
     @property
     def tokens_per_step(self) -> int:
         return self.batch.global_batch * self.shape.sequence_length

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tokendrop.train.report import StepReport
 
 STEPS, LEDGER, METRICS = "steps.parquet", "ledger.parquet", "metrics.jsonl"
-_FLUSH_S = 0.5
+_FLUSH_S, _TAIL_BYTES = 0.5, 4096
 _ROW_GROUP = 1024  # steps; who reads a few of them reads no more than such a group
 
 
@@ -25,12 +25,20 @@ class Journal:
     can't damage what was committed. metrics.jsonl is appended to as steps happen, for those who watch.
     """
 
-    def __init__(self, folder: Path, *, rank: int, world_size: int, start: int) -> None:
-        self.folder, self.rank, self.world_size, self.start = folder, rank, world_size, start
+    def __init__(
+        self, folder: Path, *, rank: int, world_size: int, start: int, marks: Sequence[tuple[str, float]] = ()
+    ) -> None:
+        """
+        Args:
+            marks: what these workers went through before their first step, in order, each with the time at its end.
+        """
+        self.folder, self.rank, self.world_size, self.start, self.marks = folder, rank, world_size, start, marks
+        self._paused: dict[str, Any] | None = None
         self._reports: list[StepReport] = []
         self._samples: list[list[int]] = []
         self._live: TextIO | None = None
         if rank == 0:
+            self._paused = _pause_at(folder, start)
             for part in uncommitted_parts(folder, start):
                 part.unlink()
             # line-wise, and a fresh line first: the attempt before may have died in the middle of one
@@ -41,6 +49,9 @@ class Journal:
     def record(self, report: StepReport, sample_ids: Sequence[int]) -> None:
         self._reports.append(report)
         self._samples.append(list(sample_ids))
+        if self._paused is not None:
+            self._tell(self._resize(self._paused, time.time()))
+            self._paused = None
         self._tell(asdict(report))
 
     def commit(self, step: int) -> None:
@@ -57,6 +68,18 @@ class Journal:
         self._write(LEDGER, step, pa.table(ledger, schema=LEDGER_SCHEMA))
         self._reports, self._samples, self.start = [], [], step
 
+    def pause(self, step: int, *, checkpoint_s: float) -> None:
+        self._tell({"paused_at": step, "world_size": self.world_size, "checkpoint_s": checkpoint_s})
+
+    def _resize(self, paused: dict[str, Any], now: float) -> dict[str, Any]:
+        """The line that says what a change of workers took, from the last step before it to the first one after."""
+        clock, parts = paused["time"], {"checkpoint": paused["checkpoint_s"]}
+        for name, end in [*self.marks, ("first step", now)]:
+            parts[name], clock = end - clock, end
+        pause_s = paused["checkpoint_s"] + now - paused["time"]
+        sizes = {"from": paused["world_size"], "to": self.world_size}
+        return {"resize_at": paused["paused_at"], **sizes, "pause_s": pause_s, "parts_s": parts}
+
     def _write(self, dataset: str, step: int, table: pa.Table) -> None:
         folder = self.folder / dataset
         folder.mkdir(exist_ok=True)
@@ -69,7 +92,7 @@ class Journal:
         if self._live is None:
             return
         self._live.write("\n" * ("attempt_from" in line) + json.dumps({**line, "time": time.time()}) + "\n")
-        if "attempt_from" in line or time.monotonic() - self._flushed > _FLUSH_S:
+        if "step" not in line or time.monotonic() - self._flushed > _FLUSH_S:
             self._flush()
 
     def _flush(self) -> None:
@@ -117,6 +140,13 @@ class MetricsTail:
         complete = data[: data.rfind(b"\n") + 1]
         self.offset += len(complete)
         return [parsed for line in complete.split(b"\n") if (parsed := _parse(line)) is not None]
+
+
+def _pause_at(folder: Path, step: int) -> dict[str, Any] | None:
+    """The line of the pause at `step`, where it is the last that was written."""
+    path = folder / METRICS
+    tail = MetricsTail(folder, max(0, path.stat().st_size - _TAIL_BYTES) if path.exists() else 0).read()
+    return tail[-1] if tail and tail[-1].get("paused_at") == step else None
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

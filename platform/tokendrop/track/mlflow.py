@@ -147,7 +147,7 @@ def absolute_uri(uri: str | None) -> str | None:
 
 def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]]:
     for line in lines:
-        if "attempt_from" in line:
+        if "step" not in line:
             continue
         stamp = int(line.get("time", time.time()) * 1000)
         for name, field in METRICS.items():

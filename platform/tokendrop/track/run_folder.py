@@ -105,7 +105,7 @@ def summarize(folder: Path) -> dict[str, Any]:
     config, _ = open_run_folder(folder)
     plan, steps = config.plan(), read_steps(folder)
     seconds = sum(row["step_time_s"] for row in steps)
-    attempts = [line for line in MetricsTail(folder).read(limit=-1) if "attempt_from" in line]
+    attempts, pauses = read_attempts(folder)
     sizes = [attempt["world_size"] for attempt in attempts]
     validations = [row["val_loss"] for row in steps if row["val_loss"] is not None]
     return {
@@ -121,8 +121,15 @@ def summarize(folder: Path) -> dict[str, Any]:
         "tokens_per_s": steps[-1]["tokens"] / seconds,
         "data_wait_share": sum(row["data_time_s"] for row in steps) / seconds,
         "resizes": sum(a != b for a, b in pairwise(sizes)),
-        "restarts": len(attempts) - 1,
+        "resize_pause_s": sum(pause["pause_s"] for pause in pauses),
+        "restarts": len(attempts) - 1 - len(pauses),
     }
+
+
+def read_attempts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What metrics.jsonl says of the groups of workers that a run had, and of the planned changes between them."""
+    lines = MetricsTail(folder).read(limit=-1)
+    return [line for line in lines if "attempt_from" in line], [line for line in lines if "resize_at" in line]
 
 
 def latest_checkpoint(path: Path) -> Path:

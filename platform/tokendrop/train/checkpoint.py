@@ -84,6 +84,12 @@ def committed(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step_*") if path.suffix != ".partial")
 
 
+def committed_step(folder: Path) -> int:
+    """Steps done by the newest committed checkpoint below `folder`; 0 without one."""
+    saved = committed(folder)
+    return read_meta(saved[-1])["step"] if saved else 0
+
+
 def read_meta(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself.
 

@@ -1,7 +1,7 @@
 """The training loop: the same for one worker and for many."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -39,45 +39,67 @@ class Parts:
     checkpoints: Checkpoints
     recorder: Recorder
     world_size: int
+    pause: Callable[[int], bool] = lambda step: False
+    """Told the steps done; whether this worker is asked to pause after the next one, for all of them."""
 
 
-def train(config: ExperimentConfig, parts: Parts, *, start: int) -> None:
-    """Train from step `start` to the end of the plan; every worker runs this loop."""
+def train(config: ExperimentConfig, parts: Parts, *, start: int, stop: int | None = None) -> int:
+    """Train from step `start` to `stop`, the end of the plan when left out; every worker runs this loop.
+
+    Returns:
+        The step reached, earlier than `stop` where the workers were asked to pause; its checkpoint is committed.
+    """
     plan = config.plan()
+    stop = plan.steps if stop is None else stop
     validate_every = config.in_steps(config.evaluate.every)
     save_every = config.in_steps(config.checkpoint.every)
 
     parts.engine.model.train()
-    clock = time.perf_counter()
-    for step in range(start, plan.steps):
-        loss, sample_ids, data_time = accumulate(config, plan, parts, step)
-        lr = plan.lr(step)
-        grad_norm = parts.engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
-
-        done = step + 1
-        report = StepReport(
-            step=done,
-            loss=parts.engine.mean(loss).item(),
-            val_loss=None,
-            grad_norm=grad_norm.item(),
-            lr=lr,
-            kept_length=plan.at(step).kept_length,
-            tokens=done * plan.tokens_per_step,
-            layer_tokens=plan.layer_tokens(done),
-            flops=float(plan.flops(done)),
-            world_size=parts.world_size,
-            data_time_s=data_time,
-            step_time_s=time.perf_counter() - clock,
-        )
-        clock = time.perf_counter()
+    clock, done, asked = time.perf_counter(), start, False
+    while done < stop and not asked:
+        report, sample_ids, asked = train_step(config, plan, parts, done)
+        report = replace(report, step_time_s=time.perf_counter() - clock)
+        clock, done = time.perf_counter(), done + 1
         if done % validate_every == 0 or done == plan.steps:
             report = replace(report, val_loss=validate(parts))
             clock = time.perf_counter()
         parts.recorder.record(report, sample_ids)
-        if done % save_every == 0 or done == plan.steps:
+        if done % save_every == 0 or done == stop or asked:
             parts.recorder.commit(done)
             parts.checkpoints.save(parts.engine, done)
     parts.checkpoints.wait()
+    if done < plan.steps:
+        parts.recorder.pause(done, checkpoint_s=time.perf_counter() - clock)
+    return done
+
+
+def train_step(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int) -> tuple[StepReport, list[int], bool]:
+    """One optimizer step.
+
+    Returns:
+        Its report, this worker's samples, and whether any worker was asked to pause after it: the same on all of them.
+    """
+    loss, sample_ids, data_time = accumulate(config, plan, parts, step)
+    lr = plan.lr(step)
+    grad_norm = parts.engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
+    # one reduction for both: asking costs no round of its own
+    mean_loss, asked = parts.engine.mean(torch.stack([loss, torch.full_like(loss, parts.pause(step))])).tolist()
+    done = step + 1
+    report = StepReport(
+        step=done,
+        loss=mean_loss,
+        val_loss=None,
+        grad_norm=grad_norm.item(),
+        lr=lr,
+        kept_length=plan.at(step).kept_length,
+        tokens=done * plan.tokens_per_step,
+        layer_tokens=plan.layer_tokens(done),
+        flops=float(plan.flops(done)),
+        world_size=parts.world_size,
+        data_time_s=data_time,
+        step_time_s=0.0,
+    )
+    return report, sample_ids, asked > 0
 
 
 def accumulate(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int) -> tuple[Tensor, list[int], float]:

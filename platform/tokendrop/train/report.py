@@ -41,3 +41,7 @@ class Recorder(Protocol):
     def commit(self, step: int) -> None:
         """Make the steps before `step` durable; called before a checkpoint of `step` is committed."""
         ...
+
+    def pause(self, step: int, *, checkpoint_s: float) -> None:
+        """Training stops at a committed step before the end; that took so many seconds since its last step."""
+        ...
