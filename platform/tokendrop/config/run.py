@@ -39,6 +39,10 @@ class ScalingConfig:
     min_workers: int = 1
     max_workers: int | None = None
     """`workers` when left out."""
+    lead_s: float = 180.0
+    """With `mode: schedule`, the nodes of the next workers are asked for so long before these are due."""
+    patience_s: float = 60.0
+    """With `mode: schedule`, how long to wait for all nodes that the plan wants before taking what there is."""
     minimise: Literal["cost", "time"] = "cost"
     """cost: the fewest GPU-hours within `deadline_hours`; time: the shortest run within a budget."""
     deadline_hours: float | None = None
@@ -61,6 +65,8 @@ class ScalingConfig:
             raise ValueError(
                 "want workers and cpus_per_worker of at least 1, gpus_per_worker and max_restarts of at least 0"
             )
+        if self.lead_s < 0 or self.patience_s < 0:
+            raise ValueError(f"want lead_s and patience_s of at least 0, got {self.lead_s:g} and {self.patience_s:g}")
         self._check_elastic()
 
     def _check_elastic(self) -> None:

@@ -83,4 +83,5 @@ def can_start(config: ExperimentConfig, manifest: Manifest) -> bool:
 
 
 def _spare_cpus(config: ExperimentConfig) -> float:
-    return ray.cluster_resources().get("CPU", 0) - config.scaling.workers * config.scaling.cpus_per_worker
+    most = max(segment.workers for segment in config.plan().segments)
+    return ray.cluster_resources().get("CPU", 0) - most * config.scaling.cpus_per_worker

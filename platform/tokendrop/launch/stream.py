@@ -18,7 +18,7 @@ from tokendrop.data.rows import MappedSamples, Rows, sample_order
 from tokendrop.launch.worker import WorkerTask
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.checkpoint import committed, read_meta
+from tokendrop.train.checkpoint import committed_step
 
 STREAM = "rows"
 _ROWS_PER_BLOCK = 512
@@ -37,8 +37,7 @@ class RowStreams(ray.train.DataConfig):
         self.node = ray.get_runtime_context().get_node_id()
 
     def configure(self, datasets: Any, world_size: int, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-        saved = committed(self.task.run / CHECKPOINTS)
-        start = read_meta(saved[-1])["step"] if saved else 0
+        start = committed_step(self.task.run / CHECKPOINTS)
         split = replace(self.task.config.plan().batch, world_size=world_size)
         return [{STREAM: self._stream(split, rank, start).iterator()} for rank in range(world_size)]
 

@@ -2,35 +2,41 @@
 
 import shutil
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import ray.data
 import ray.train
 from ray.autoscaler.v2.utils import is_autoscaler_v2
-from ray.train.torch import TorchConfig
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
+from tokendrop.launch.following import Follower
+from tokendrop.launch.orders import ORDERS
 from tokendrop.launch.prepare import Preparation
+from tokendrop.launch.process_group import DeviceTorchConfig
 from tokendrop.launch.quiet import QuietTorchTrainer
 from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerTask, held_out_rows, run_worker
 from tokendrop.models.build import check_trainable
+from tokendrop.render import say
 from tokendrop.track.mlflow import MlflowMirror, absolute_uri
 from tokendrop.track.run_folder import (
     CHECKPOINTS,
     create_run_folder,
     describe_run,
     open_run_folder,
+    read_attempts,
     summarize,
 )
-from tokendrop.train.checkpoint import committed, read_meta
+from tokendrop.train.checkpoint import committed, committed_step, read_meta
 from tokendrop.train.engines.build import check_strategy
 
 _RAY_STATE, _MISTAKE = "ray", "mistake.txt"
+_FOLLOWS_PLANS = "2.60."  # the Ray whose inner parts launch/elastic.py knows
 
 
 def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
@@ -44,6 +50,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     """
     check_trainable(config.model)
     check_strategy(config.train)
+    check_mode(config)
     if resume is not None:
         check_same_model(config, resume)
     connect()
@@ -56,7 +63,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         mirror = MlflowMirror(run, config) if config.track.uri else None
         with Watcher(run, config, mirror):
             try:
-                _trainer(_task(config, run, data)).fit()
+                _fit(_task(config, run, data))
             finally:
                 raise_mistake(run)
     shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
@@ -68,35 +75,80 @@ def _task(config: ExperimentConfig, run: Path, data: Path) -> WorkerTask:
     return WorkerTask(config=config, run=run, data=data, held_out=held_out_rows(config, data) if is_streamed else None)
 
 
-def _trainer(task: WorkerTask) -> QuietTorchTrainer:
+def _fit(task: WorkerTask) -> None:
+    """Train from the last checkpoint to the end, with the workers that the job's mode has."""
+    scaling, plan = task.config.scaling, task.config.plan()
+    if scaling.mode == "schedule":
+        _follow_plan(task)
+        return
+    before = len(read_attempts(task.run)[0])
+    for fits in count():  # one with `mode: fixed`
+        step = committed_step(task.run / CHECKPOINTS)
+        if step == plan.steps:
+            return
+        restarts = len(read_attempts(task.run)[0]) - before - fits
+        QuietTorchTrainer(**_settings(task, plan.at(step).workers, scaling.max_restarts - restarts)).fit()
+        raise_mistake(task.run)
+
+
+def _follow_plan(task: WorkerTask) -> None:
+    from tokendrop.launch.elastic import PlanTrainer
+
+    config, scaling = task.config, task.config.scaling
+    sizes = tuple(legal_sizes(config))
+    follower = Follower(plan=config.plan(), sizes=sizes, lead_s=scaling.lead_s, patience_s=scaling.patience_s)
+    PlanTrainer(
+        follower=follower,
+        checkpoints=task.run / CHECKPOINTS,
+        autoscaling=is_autoscaler_v2(fetch_from_server=True),
+        **_settings(task, (sizes[0], scaling.most_workers), scaling.max_restarts),
+    ).fit()
+
+
+def check_mode(config: ExperimentConfig) -> None:
+    """Raises UserError where the job's scaling mode does not work with this Ray."""
+    if config.scaling.mode == "schedule" and not ray.__version__.startswith(_FOLLOWS_PLANS):
+        raise UserError(
+            f"scaling.mode: 'schedule' wants Ray {_FOLLOWS_PLANS}*, this is {ray.__version__}; want 'fit_per_segment'"
+        )
+
+
+def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: int) -> dict[str, Any]:
+    """What Ray Train's trainers are made with.
+
+    Args:
+        workers: so many, or between so many.
+    """
     scaling = task.config.scaling
     on_gpus = scaling.gpus_per_worker > 0
     streamed = task.config.data.reader == "ray_data"
-    return QuietTorchTrainer(
-        _train_loop,
-        train_loop_config={"task": task},
-        torch_config=TorchConfig(backend="nccl" if on_gpus else "gloo", timeout_s=int(scaling.peer_timeout_s)),
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=scaling.workers,
+    return {
+        "train_loop_per_worker": _train_loop,
+        "train_loop_config": {"task": task},
+        "torch_config": DeviceTorchConfig(timeout_s=int(scaling.peer_timeout_s)),
+        "scaling_config": ray.train.ScalingConfig(
+            num_workers=workers,
             use_gpu=on_gpus,
             resources_per_worker={"CPU": scaling.cpus_per_worker}
             | ({"GPU": scaling.gpus_per_worker} if on_gpus else {}),
         ),
-        run_config=ray.train.RunConfig(
+        "run_config": ray.train.RunConfig(
             name=_RAY_STATE,
             storage_path=str(task.run),
-            failure_config=ray.train.FailureConfig(max_failures=scaling.max_restarts),
+            failure_config=ray.train.FailureConfig(max_failures=max_restarts),
         ),
         # RowStreams makes the streams; Ray Train asks it for them only where there is a dataset
-        datasets={STREAM: ray.data.range(1)} if streamed else None,
-        dataset_config=RowStreams(task) if streamed else None,
-    )
+        "datasets": {STREAM: ray.data.range(1)} if streamed else None,
+        "dataset_config": RowStreams(task) if streamed else None,
+    }
 
 
 def _train_loop(settings: dict[str, Any]) -> None:
     task: WorkerTask = settings["task"]
     try:
-        run_worker(task, local_rank=ray.train.get_context().get_local_rank(), samples=_streamed_samples(task))
+        orders = ORDERS if task.config.scaling.mode == "schedule" else None
+        local_rank = ray.train.get_context().get_local_rank()
+        run_worker(task, local_rank=local_rank, samples=_streamed_samples(task), orders=orders)
     except UserError as mistake:  # left for the driver; raised here, Ray would try it again
         (task.run / _MISTAKE).write_text(str(mistake))
 
@@ -137,13 +189,22 @@ def check_resources(config: ExperimentConfig) -> None:
     if is_autoscaler_v2(fetch_from_server=True):
         return  # nodes come when workers ask for them; how many may come is not to be known from here
     scaling, total = config.scaling, ray.cluster_resources()
-    wanted = {
-        "CPU": scaling.workers * scaling.cpus_per_worker,
-        "GPU": scaling.workers * scaling.gpus_per_worker,
-    }
-    for resource, count in wanted.items():
-        if count > total.get(resource, 0):
+    most = max(segment.workers for segment in config.plan().segments)
+    least = legal_sizes(config)[0] if scaling.mode == "schedule" else most
+    for resource, each in (("CPU", scaling.cpus_per_worker), ("GPU", scaling.gpus_per_worker)):
+        has = total.get(resource, 0)
+        if least * each > has:
+            workers = "scaling.workers" if scaling.mode == "fixed" else "the workers of the plan"
             raise UserError(
-                f"scaling: {scaling.workers} workers want {count} {resource}s, this cluster has"
-                f" {total.get(resource, 0):g}; lower scaling.workers or scaling.{resource.lower()}s_per_worker"
+                f"scaling: {least} workers want {least * each} {resource}s, this cluster has {has:g}; lower {workers}"
+                f" or scaling.{resource.lower()}s_per_worker"
             )
+        if most * each > has:
+            say(f"note     the plan has up to {most} workers, this cluster has {resource}s for {int(has // each)}")
+
+
+def legal_sizes(config: ExperimentConfig) -> list[int]:
+    """Numbers of workers that a run with `mode: schedule` may have, rising."""
+    plan, scaling = config.plan_fixed(), config.scaling
+    micro_batches = plan.batch.global_batch // plan.batch.micro_batch
+    return [size for size in range(scaling.min_workers, scaling.most_workers + 1) if micro_batches % size == 0]

@@ -72,14 +72,22 @@ class LiveLine:
         self._step_time_s: float | None = None
         self._val_loss: float | None = None
         self._attempts = 0
+        self._is_paused = False
 
     def show(self, line: dict[str, Any]) -> None:
         """Take in a line of metrics.jsonl."""
         if "attempt_from" in line:
             self._attempts += 1
-            if self._attempts > 1:
+            if self._attempts > 1 and not self._is_paused:
                 self.end()
                 say(f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}")
+            return
+        if "resize_at" in line:
+            self.end()
+            say(resize_text(line))
+            return
+        self._is_paused = "paused_at" in line
+        if self._is_paused:
             return
         last = self._step_time_s or line["step_time_s"]
         self._step_time_s = 0.9 * last + 0.1 * line["step_time_s"]
@@ -109,6 +117,13 @@ class LiveLine:
         assert self._step_time_s is not None
         per_flop = self._step_time_s / self.plan.at(step - 1).flops_per_step
         return (self.plan.flops(self.plan.steps) - self.plan.flops(step)) * per_flop
+
+
+def resize_text(line: dict[str, Any]) -> str:
+    """A line of metrics.jsonl on a change of workers: what it took, by the parts that took time."""
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in line["parts_s"].items() if seconds >= 0.05)
+    sizes = f"{line['from']} -> {line['to']}"
+    return f"resize   {sizes} workers at step {line['resize_at']}: {line['pause_s']:.1f} s ({parts})"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """One worker: build, attach, restore, run the loop."""
 
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.batches import RowBatches, Samples
 from tokendrop.data.rows import MappedSamples, Rows, held_out_ids, sample_order
+from tokendrop.launch.orders import Orders
 from tokendrop.method import Dropping, attach
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal
@@ -36,13 +38,16 @@ class WorkerTask:
     """Validation rows, for workers that do not share the folder of the token shards."""
 
 
-def run_worker(task: WorkerTask, *, local_rank: int = 0, samples: Samples | None = None) -> None:
-    """Train as one worker of the process group, or alone without one; goes on from the last checkpoint.
+def run_worker(
+    task: WorkerTask, *, local_rank: int = 0, samples: Samples | None = None, orders: Orders | None = None
+) -> None:
+    """Train as one worker of the process group, or alone without one, from the last checkpoint to where workers change.
 
     Args:
         samples: where training samples come from; the mapped token shards when left out.
+        orders: of a controller that follows the plan; where workers change, it is waited for what it decides.
     """
-    config = task.config
+    config, called = task.config, time.time()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = pick_device(local_rank)
     tune_cpu(config.scaling.cpus_per_worker)
@@ -55,6 +60,9 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0, samples: Samples | None
     saved = committed(task.run / CHECKPOINTS)
     start = checkpoints.load(engine, saved[-1]) if saved else 0
 
+    marks = [*(orders.marks if orders else ()), ("start", called), ("restore", time.time())]
+    if orders is not None:
+        orders.begin(start, device.type)
     batches = RowBatches(
         train=samples or MappedSamples(Rows(task.data, "train"), sample_order(config.data, seed=config.seed)),
         validation=task.held_out or held_out_rows(config, task.data),
@@ -67,10 +75,25 @@ def run_worker(task: WorkerTask, *, local_rank: int = 0, samples: Samples | None
         dropping=dropping,
         batches=batches,
         checkpoints=checkpoints,
-        recorder=Journal(task.run, rank=rank, world_size=world_size, start=start),
+        recorder=Journal(task.run, rank=rank, world_size=world_size, start=start, marks=marks),
         world_size=world_size,
+        pause=orders.asked if orders else never,
     )
-    train(config, parts, start=start)
+    follow(config, parts, orders, start=start)
+
+
+def follow(config: ExperimentConfig, parts: Parts, orders: Orders | None, *, start: int) -> None:
+    """Train to where the workers change; where orders say that they don't, go on to the next place, and so on."""
+    plan, step = config.plan(), start
+    while step < plan.steps:
+        step = train(config, parts, start=step, stop=plan.next_resize(step))
+        if orders is None or step == plan.steps:
+            return
+        orders.wait(step)
+
+
+def never(step: int) -> bool:
+    return False
 
 
 def held_out_rows(config: ExperimentConfig, data: Path) -> HeldOut:

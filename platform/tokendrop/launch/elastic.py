@@ -1,0 +1,293 @@
+"""A run whose workers follow its plan within one run of Ray Train; alone in touching what Ray keeps to itself.
+
+Ray Train knows how to replace a group of workers by one of another size, but not when: its own policy grows whenever it
+can. Here it is told by `Follower`. Checked with Ray 2.60, whose names a test holds this file to.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.state import state as cluster_state
+from ray._raylet import RAY_NODE_ID_KEY  # pyright: ignore[reportAttributeAccessIssue]
+from ray.exceptions import GetTimeoutError, RayError
+from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR, get_env_vars_to_propagate
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
+from ray.util import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tokendrop.launch.following import Act, Follower, View
+from tokendrop.launch.orders import Standing, go_on, import_all, pause, set_marks, standing
+from tokendrop.launch.quiet import QuietTorchTrainer
+from tokendrop.train.checkpoint import committed_step
+
+_CALL_S, _ABORT_S, _IDLE_S, _FREE_S = 5.0, 3.0, 0.25, 1.5
+_POLL_S, _POLL_NEAR_S, _NEAR_S = 1.0, 0.1, 5.0  # how often workers are looked at, and how often before they change
+_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
+_WARM_S = 30.0  # so long before workers change, the processes of the next ones start
+
+# in the controller's process: what the group that is made went through, each with the time at its end; and processes
+# of workers to come, with their nodes
+_marks: list[tuple[str, float]] = []
+_standbys: list[tuple[str, Any]] = []
+
+
+def _mark(name: str) -> None:
+    _marks.append((name, time.time()))
+
+
+class PlanPolicy(ElasticScalingPolicy):
+    """Tells Ray Train what a `Follower` decides, and the autoscaler what it will need."""
+
+    def __init__(self, scaling_config: Any, follower: Follower, checkpoints: Path, *, autoscaling: bool) -> None:
+        super().__init__(scaling_config)
+        self.follower, self.checkpoints, self.autoscaling = follower, checkpoints, autoscaling
+        self.poll_s = _POLL_S
+        self._asked = 0
+        self._waits_since: float | None = None
+        self._since = 0.0
+        self._has_run = False
+        self._possible = 0
+        self._places_known: dict[str, int] = {}
+        self._warmed: tuple[float, int] | None = None
+        self._warming: list[Any] = []
+
+    def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
+        """Where the processes for so many workers stand by, these are to be placed there."""
+        nodes = sorted({node for node, _ in _standbys})
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        if len(_standbys) != num_workers or not alive.issuperset(nodes):
+            return None
+        return {RAY_NODE_ID_KEY: f"in({','.join(nodes)})"}
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        return self._asked
+
+    def _request(self, workers: int) -> None:
+        """Ask for so many workers' places; at once when that changes, else before Ray forgets it."""
+        if workers != self._asked:
+            self._asked = workers
+            self._send_resource_request()
+        self._maybe_send_resource_request()
+
+    def _places(self, leaving: frozenset[str]) -> dict[str, int]:
+        """Workers that each node could hold, of those asked for; the nodes that will go away left out."""
+        actor: Any = self._autoscaling_coordinator
+        try:
+            # recomputed: its own view of the cluster is up to 20 s old
+            found: Any = ray.get(
+                actor.get_reserved_resources.remote(self._requester_id, recompute=True), timeout=_CALL_S
+            )
+        except (RayError, GetTimeoutError):
+            return {}
+        need = {name: each for name, each in self.scaling_config._resources_per_worker_not_none.items() if each}
+        return {
+            node: int(min(has.get(name, 0) // each for name, each in need.items()))
+            for node, has in found.items()
+            if node not in leaving
+        }
+
+    def make_decision_for_non_running_worker_group(self) -> Any:
+        now = time.monotonic()
+        self._waits_since = self._waits_since or now
+        step, leaving = committed_step(self.checkpoints), _leaving_nodes()
+        self._request(self.follower.request(View(now=now, have=0, since=now, done=step, possible=self._possible)))
+        self._possible = sum(self._places(leaving).values())
+        waited_s = now - self._waits_since
+        size = self.follower.start(step, possible=self._possible, waited_s=waited_s, is_restart=self._has_run)
+        if not size:
+            return NoopDecision()
+        self._waits_since, self._since, self._has_run, self.poll_s = None, now, True, _POLL_NEAR_S
+        return self._get_resize_decision(size)
+
+    def make_decision_for_running_worker_group(self, worker_group_state: Any, worker_group_status: Any) -> Any:
+        group = worker_group_state
+        stands = _ask(group.workers[0])
+        if stands is None:
+            return NoopDecision()
+        view = self._view(group, stands)
+        asked = self.follower.request(view)
+        # an autoscaler books what is asked for on idle nodes, and so keeps them; Ray Data leaves it to us elsewhere
+        lost = view.have - view.staying if asked else 0
+        self._request(asked + lost or (0 if self.autoscaling else view.have))
+        act = self.follower.decide(view)
+        is_near = act is not Act.STAY or self.follower.next_change(view)[1] < _NEAR_S
+        self.poll_s = _POLL_NEAR_S if is_near else _POLL_S
+        # only a worker that Ray gives GPUs knows which are its own: there, nothing stands by
+        is_ready = stands.device != "cpu" or self._stand_by(group, view, act)
+        if not isinstance(act, Act):
+            return self._get_resize_decision(act)
+        if act is not Act.PAUSE or is_ready or view.leaving:  # else the work goes on until all is ready
+            self._tell(group, act)
+        return NoopDecision()
+
+    def _view(self, group: Any, stands: Standing) -> View:
+        leaving = _leaving_nodes()
+        ours = Counter(worker.metadata.node_id for worker in group.workers)
+        staying = sum(n for node, n in ours.items() if node not in leaving)
+        self._places_known = self._places(leaving) if self._asked else {}
+        possible = max(staying, sum(self._places_known.values()))
+        return View(
+            now=time.monotonic(),
+            have=group.num_workers,
+            since=max(self._since, group.start_time),
+            done=stands.done,
+            waits=stands.waits,
+            step_time_s=stands.step_time_s,
+            staying=staying,
+            possible=possible,
+            leaving=leaving & ours.keys(),
+        )
+
+    def _stand_by(self, group: Any, view: View, act: Act | int) -> bool:
+        """Start the processes of the workers that soon follow this group's; whether all that were started are ready."""
+        soon, in_s = self.follower.next_change(view)
+        size = self.follower.want(view) if act is Act.PAUSE else soon if in_s <= _WARM_S else view.have
+        if (group.start_time, size) != self._warmed and (size != view.have or view.leaving):
+            homes = self._homes(group, view, size)
+            if len(homes) == size:
+                self._warmed = group.start_time, size
+                self._warming = start_standbys(homes)
+        return not self._warming or not ray.wait(self._warming, num_returns=len(self._warming), timeout=0)[1]
+
+    def _homes(self, group: Any, view: View, size: int) -> list[str]:
+        """Nodes of the next workers: those of this group first."""
+        ours = [worker.metadata.node_id for worker in group.workers if worker.metadata.node_id not in view.leaving]
+        more = Counter(self._places_known) - Counter(ours)
+        return [*ours, *more.elements()][:size]
+
+    def _tell(self, group: Any, act: Act) -> None:
+        if act is Act.PAUSE:  # one is enough: the workers agree on it at each step
+            group.workers[0].execute_async(pause)
+        elif act is Act.GO_ON:
+            self._since = time.monotonic()
+            with contextlib.suppress(RayError, GetTimeoutError):  # one that died is found by the next poll
+                ray.get([worker.execute_async(go_on) for worker in group.workers], timeout=_CALL_S)
+
+
+def _ask(worker: Worker) -> Standing | None:
+    """Where a worker stands; None where it does not answer yet, or any more."""
+    answer: Any = worker.execute_async(standing)
+    try:
+        return ray.get(answer, timeout=_CALL_S)
+    except (RayError, GetTimeoutError):
+        return None
+
+
+def _leaving_nodes() -> frozenset[str]:
+    """Nodes that have been told to go: spot machines that are taken back, say."""
+    return frozenset(cluster_state.get_draining_nodes())
+
+
+def start_standbys(nodes: list[str]) -> list[Any]:
+    """Start a process on each node that becomes a worker later; what is returned is there when they are ready."""
+    _end_standbys()
+    actor = ray.remote(num_cpus=0, runtime_env=WorkerGroup._get_worker_runtime_env({}))(RayTrainWorker)
+    for node in nodes:
+        home = NodeAffinitySchedulingStrategy(node, soft=False)
+        _standbys.append((node, actor.options(scheduling_strategy=home).remote()))
+    return [one.execute.remote(import_all, *_IMPORTS) for _, one in _standbys]
+
+
+def _end_standbys() -> None:
+    for _, actor in _standbys:
+        ray.kill(actor)
+    _standbys.clear()
+
+
+class PlanWorkerGroup(WorkerGroup):
+    """Makes workers of the processes that stand by, and takes note of how long each part of a start takes."""
+
+    def _create_workers(
+        self, num_workers: int, placement_group: Any, resources_per_worker: Any, *args: Any, **kwargs: Any
+    ) -> list[Worker]:
+        _mark("placement")
+        workers: list[Worker] = []
+        for index, node in placement_group_table(placement_group)["bundles_to_node_id"].items():
+            at = next((i for i, (home, _) in enumerate(_standbys) if home == node), None)
+            if at is not None:
+                _, actor = _standbys.pop(at)
+                with contextlib.suppress(RayError):
+                    known: Any = ray.get(actor.get_metadata.remote())
+                    workers.append(Worker(actor, known, resources_per_worker, placement_group_bundle_index=index))
+        _end_standbys()
+        taken = {worker.placement_group_bundle_index for worker in workers}
+        if missing := [index for index in range(num_workers) if index not in taken]:
+            workers += super()._create_workers(len(missing), placement_group, resources_per_worker, missing)
+        _mark("processes")
+        imported: Any = [worker.execute_async(import_all, *_IMPORTS) for worker in workers]
+        ray.get(imported)
+        _mark("imports")
+        return WorkerGroup._assign_worker_ranks(workers)
+
+
+class _Marks(WorkerGroupCallback):
+    """Hands what was taken note of to rank 0, which writes it down."""
+
+    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
+        _mark("process group")
+        worker_group.execute_single(0, set_marks, _marks)
+
+
+class PlanController(TrainController):
+    """Ray's controller; it takes note of times, and leaves the processor alone while it waits for nodes.
+
+    Ray's own never awaits then: it takes a whole core, and no order to stop gets through.
+    """
+
+    worker_group_cls = PlanWorkerGroup
+    _scaling_policy: PlanPolicy
+
+    async def _run_control_loop_iteration(self) -> None:
+        before = self.get_state()
+        self._health_check_interval_s = self._scaling_policy.poll_s
+        await super()._run_control_loop_iteration()
+        if self.get_state() is before:
+            await asyncio.sleep(_IDLE_S)
+
+    def _execute_resize_decision(self, decision: Any) -> Any:
+        _marks.clear()
+        _mark("decision")
+        return super()._execute_resize_decision(decision)
+
+    def _shutdown_worker_group(self) -> None:
+        before: Any = ray.available_resources().get("CPU", 0)
+        super()._shutdown_worker_group()
+        # until the cluster knows that the old workers are gone, its autoscaler may add a node for the new ones
+        deadline = time.monotonic() + (_FREE_S if self._scaling_policy.autoscaling else 0)
+        while time.monotonic() < deadline and ray.available_resources().get("CPU", 0) <= before:
+            time.sleep(0.05)
+        _mark("teardown")
+
+
+class PlanTrainer(QuietTorchTrainer):
+    """TorchTrainer that follows a plan of workers; the training function runs under `Orders`."""
+
+    def __init__(self, *, follower: Follower, checkpoints: Path, autoscaling: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.policy = PlanPolicy(self.scaling_config, follower, checkpoints, autoscaling=autoscaling)
+
+    def _initialize_and_run_controller(self, **settings: Any) -> Any:
+        settings["scaling_policy"] = self.policy
+        settings["callbacks"] = [*settings["callbacks"], _Marks()]
+        # the policy looks for nodes that will go away by itself: Ray's watcher lets the work go on until they do
+        environment = {**get_env_vars_to_propagate(), ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0"}
+        here = {RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
+        actor = ray.remote(num_cpus=0, label_selector=here, runtime_env={"env_vars": environment})(PlanController)
+        controller: Any = actor.remote(**settings)
+        try:
+            ray.get(controller.run.remote())
+            return ray.get(controller.get_result.remote())
+        except BaseException:  # Ctrl-C and SIGTERM among them
+            with contextlib.suppress(Exception):
+                ray.get(controller.abort.remote(), timeout=_ABORT_S)
+            ray.kill(controller)
+            raise

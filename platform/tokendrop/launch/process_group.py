@@ -1,0 +1,25 @@
+"""The process group of a run's workers: by NCCL where they have GPUs, by gloo where they have none."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from ray.train.torch import TorchConfig
+
+_TorchBackend: Any = TorchConfig().backend_cls
+
+
+class _DeviceBackend(_TorchBackend):
+    """Asks a worker what it has: a cluster may count GPUs that are none, and the driver's machine says nothing."""
+
+    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
+        has_gpu = worker_group.execute_single(0, torch.cuda.is_available)
+        super().on_start(worker_group, replace(backend_config, backend="nccl" if has_gpu else "gloo"))
+
+
+class DeviceTorchConfig(TorchConfig):
+    """TorchConfig whose backend follows from the workers' device."""
+
+    @property
+    def backend_cls(self) -> Any:
+        return _DeviceBackend

@@ -1,0 +1,202 @@
+"""Workers that change by plan, by accident and as the cluster allows: nothing of it shows in what is trained."""
+
+import inspect
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import load_job
+from tokendrop.errors import UserError
+from tokendrop.launch.elastic import PlanController, PlanPolicy, PlanTrainer, PlanWorkerGroup
+from tokendrop.launch.trainer import run_training
+from tokendrop.track.audit import audit
+from tokendrop.track.journal import MetricsTail, read_steps
+from tokendrop.track.run_folder import read_attempts
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+FLOAT64 = 1e-10  # losses of runs that differ in nothing but the order of their sums
+
+JOB = """
+name: tiny
+model: {kind: gpt, layers: 4, width: 32, heads: 2, sequence_length: 32, vocab_size: 512}
+data: {corpus: [CORPUS], tokenizer_vocab_size: 300, validation_share: 0.2, rows_per_shard: 64}
+train:
+  length: 16 steps
+  global_batch: 8
+  micro_batch: 2
+  peak_lr: 1.0e-3
+  precision: fp64
+  lr_clock: layer_token
+drop: {method: random_ltd, schedule: {kind: linear, start: 8, until: 70%, increment: 4}}
+scaling: {cpus_per_worker: 1, max_restarts: 1, patience_s: 2}
+checkpoint: {every: 5 steps}
+evaluate: {every: 8 steps, sequences: 8}
+track: {uri: null}
+"""
+
+
+def segments(*sizes: tuple[str, int]) -> str:
+    return f"scaling.segments=[{', '.join(f'{{from: {start}, workers: {workers}}}' for start, workers in sizes)}]"
+
+
+PLAN = segments(("0%", 1), ("4 steps", 2), ("8 steps", 4), ("12 steps", 1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, whose token shards the runs share."""
+    folder = tmp_path_factory.mktemp("elastic")
+    words = np.random.default_rng(0).integers(0, 50, size=(200, 40))
+    text = "\n".join(f'{{"text": "{" ".join(f"word{w}" for w in line)}"}}' for line in words)
+    (folder / "corpus.jsonl").write_text(text)
+    (folder / "tiny.yaml").write_text(JOB.replace("CORPUS", str(folder / "corpus.jsonl")))
+    return folder
+
+
+def config_of(folder: Path, *overrides: str) -> ExperimentConfig:
+    return load_job(folder / "tiny.yaml", [f"runs_folder={folder}/runs", f"data.folder={folder}/data", *overrides])
+
+
+def trained(folder: Path, *overrides: str) -> dict[str, Any]:
+    return run_training(config_of(folder, *overrides))
+
+
+def losses(run: str) -> list[float]:
+    return [row["loss"] for row in read_steps(Path(run))]
+
+
+@pytest.fixture(scope="module")
+def fixed(folder: Path, ray_cluster: None) -> list[float]:
+    """The losses of one worker that nothing happens to."""
+    return losses(trained(folder)["run"])
+
+
+def stretches(run: str) -> list[tuple[int, int, int | None]]:
+    found = audit(Path(run))
+    assert found.is_clean
+    return [(one.from_step, one.to_step, one.world_size) for one in found.world_sizes]
+
+
+@pytest.mark.parametrize("mode", ["fit_per_segment", "schedule"])
+def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
+    folder: Path, fixed: list[float], mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = trained(folder, f"scaling.mode={mode}", PLAN, "data.reader=ray_data")
+    np.testing.assert_allclose(losses(result["run"]), fixed, rtol=FLOAT64)
+    assert stretches(result["run"]) == [(1, 4, 1), (5, 8, 2), (9, 12, 4), (13, 16, 1)]
+    assert (result["resizes"], result["restarts"]) == (3, 0)
+    _, pauses = read_attempts(Path(result["run"]))
+    assert [(one["resize_at"], one["from"], one["to"]) for one in pauses] == [(4, 1, 2), (8, 2, 4), (12, 4, 1)]
+    for one in pauses:
+        assert sum(one["parts_s"].values()) == pytest.approx(one["pause_s"])
+        assert min(one["parts_s"].values()) >= 0
+    said = capsys.readouterr().err
+    assert "resize   1 -> 2 workers at step 4: " in said
+    assert "a worker was lost" not in said
+
+
+def kill_at(runs: Path, step: int) -> None:
+    """SIGKILL rank 0 of the run below `runs` as soon as it has done `step`."""
+    while not (found := list(runs.glob("*/metrics.jsonl"))):
+        time.sleep(0.02)
+    tail, pid = MetricsTail(found[0].parent), 0
+    while True:
+        for line in tail.read():
+            pid = line.get("pid", pid)
+            if line.get("step", 0) >= step:
+                os.kill(pid, signal.SIGKILL)
+                return
+        time.sleep(0.02)
+
+
+def test_a_worker_killed_within_a_segment_costs_no_sample_and_the_plan_goes_on(folder: Path) -> None:
+    longer = ("train.length=400 steps", "checkpoint.every=40 steps")
+    runs = folder / "killed"
+    killer = threading.Thread(target=kill_at, args=(runs, 50))
+    killer.start()
+    plan = segments(("0%", 1), ("300 steps", 2))
+    result = trained(folder, *longer, "scaling.mode=schedule", plan, f"runs_folder={runs}")
+    killer.join()
+    assert (result["resizes"], result["restarts"]) == (1, 1)
+    assert stretches(result["run"]) == [(1, 300, 1), (301, 400, 2)]
+
+
+def test_a_cluster_that_has_less_than_the_plan_wants_gives_what_it_has(
+    folder: Path, fixed: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = segments(("0%", 4), ("12 steps", 1))
+    result = trained(folder, "scaling.mode=schedule", "scaling.cpus_per_worker=2", plan, "scaling.patience_s=1")
+    np.testing.assert_allclose(losses(result["run"]), fixed, rtol=FLOAT64)
+    assert stretches(result["run"]) == [(1, 12, 2), (13, 16, 1)]
+    assert "note     the plan has up to 4 workers, this cluster has CPUs for 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("mode", "cpus"), [("schedule", 5), ("fit_per_segment", 2)])
+def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(folder: Path, mode: str, cpus: int) -> None:
+    with pytest.raises(UserError, match=r"^scaling: \d workers want \d+ CPUs, this cluster has 4; lower .+$"):
+        trained(folder, f"scaling.mode={mode}", segments(("0%", 4)), f"scaling.cpus_per_worker={cpus}")
+
+
+OVERRIDDEN = [
+    (PlanTrainer, "_initialize_and_run_controller", "(self, **controller_init_kwargs)"),
+    (PlanController, "_run_control_loop_iteration", "(self)"),
+    (PlanController, "_execute_resize_decision", "(self, decision)"),
+    (PlanController, "_shutdown_worker_group", "(self)"),
+    (PlanController, "worker_group_cls", None),
+    (PlanPolicy, "make_decision_for_non_running_worker_group", "(self)"),
+    (
+        PlanPolicy,
+        "make_decision_for_running_worker_group",
+        "(self, worker_group_state, worker_group_status)",
+    ),
+    (PlanPolicy, "_get_num_workers_for_resource_request", "(self)"),
+    (PlanPolicy, "on_controller_start_worker_group", "(self, *, scaling_config, num_workers)"),
+    (
+        PlanWorkerGroup,
+        "_create_workers",
+        "(self, num_workers, placement_group, resources_per_worker, placement_group_bundle_indices,"
+        " starting_world_rank, world_size, replica_group_size)",
+    ),
+]
+CALLED = [
+    (PlanPolicy, "_send_resource_request", "(self)"),
+    (PlanPolicy, "_maybe_send_resource_request", "(self)"),
+    (PlanPolicy, "_get_resize_decision", "(self, num_workers)"),
+    (PlanPolicy, "_autoscaling_coordinator", None),
+    (PlanController, "get_state", "(self)"),
+    (PlanController, "run", "(self)"),
+    (PlanController, "abort", "(self)"),
+    (PlanController, "get_result", "(self)"),
+    (PlanWorkerGroup, "_assign_worker_ranks", "(workers, starting_world_rank, world_size, replica_group_size)"),
+    (PlanWorkerGroup, "_get_worker_runtime_env", "(custom_runtime_env)"),
+    (PlanWorkerGroup, "execute_single", "(self, rank, fn, *fn_args, **fn_kwargs)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("ours", "name", "signature"), OVERRIDDEN + CALLED, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_ray_has_the_seams_that_ours_are_made_for(ours: type, name: str, signature: str | None) -> None:
+    of_ray = next(base for base in ours.__mro__ if base.__module__.startswith("ray.") and name in vars(base))
+    if signature is not None:
+        parameters = inspect.signature(getattr(of_ray, name)).parameters.values()
+        names = [str(one.replace(annotation=one.empty, default=one.empty)) for one in parameters]
+        if any(one.kind is one.KEYWORD_ONLY for one in parameters):
+            names.insert([one.kind for one in parameters].index(inspect.Parameter.KEYWORD_ONLY), "*")
+        assert f"({', '.join(names)})" == signature
+    assert (ours, name) not in [(a, b) for a, b, _ in OVERRIDDEN] or name in vars(ours)
+
+
+def test_rays_coordinator_recomputes_what_it_reserves_when_it_is_asked_to() -> None:
+    from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
+
+    parameters = inspect.signature(_AutoscalingCoordinatorActor.get_reserved_resources).parameters
+    assert list(parameters) == ["self", "requester_id", "recompute"]

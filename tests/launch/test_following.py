@@ -1,0 +1,118 @@
+"""What a run that follows its plan decides, on clusters that give and take as they like."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiny import experiment
+from tokendrop.launch.following import Act, Follower, View
+from tokendrop.schedule.plan import RunPlan
+from tokendrop.schedule.scaling import with_workers
+
+SIZES = (1, 2, 4, 8)
+STEPS, LEAD_S, PATIENCE_S = 40, 6.0, 5.0
+
+edges = st.lists(st.integers(1, STEPS - 1), unique=True, max_size=4).map(sorted)
+plans = edges.flatmap(
+    lambda starts: st.tuples(
+        st.just([0, *starts]), st.lists(st.sampled_from(SIZES), min_size=len(starts) + 1, max_size=len(starts) + 1)
+    )
+)
+
+
+def plan_of(starts: list[int], workers: list[int]) -> RunPlan:
+    config = experiment(train__length=f"{STEPS} steps", train__micro_batch=1)
+    return with_workers(config.plan(), list(zip(starts, workers, strict=True)))
+
+
+def follower_of(plan: tuple[list[int], list[int]]) -> Follower:
+    return Follower(plan=plan_of(*plan), sizes=SIZES, lead_s=LEAD_S, patience_s=PATIENCE_S)
+
+
+def simulate(follower: Follower, rooms: list[int]) -> list[tuple[int, int, list[Act | int]]]:
+    """A step takes a second; in that of step i the cluster has room for `rooms[i]` more than none.
+
+    Returns:
+        For each step its number, the workers that did it, and what was decided before it.
+    """
+    now, step, since, have, paused, log = 0.0, 0, 0.0, 0, False, []
+    while step < follower.plan.steps:
+        room = rooms[step % len(rooms)]
+        if not have:
+            have = follower.start(step, possible=room, waited_s=now - since, is_restart=step > 0)
+            now, since = now + 1, now if have else since
+            continue
+        decisions: list[Act | int] = []
+        waits = paused or step in {start for start, _, _ in follower.plan.resizes}
+        while True:
+            view = View(
+                now=now, have=have, since=since, done=step, waits=waits, possible=max(room, have), step_time_s=1.0
+            )
+            decisions.append(act := follower.decide(view))
+            if isinstance(act, Act):
+                break
+            assert waits
+            assert act in SIZES
+            have, since, waits = act, now, False
+        if act is Act.GO_ON:
+            since = now
+        paused = act is Act.PAUSE
+        log.append((step, have, decisions))
+        now, step = now + 1, step + 1
+    return log
+
+
+@given(plans)
+def test_with_room_for_all_every_step_has_the_planned_workers_and_nothing_pauses_beside_the_plan(plan) -> None:
+    follower = follower_of(plan)
+    for step, have, decisions in simulate(follower, [8]):
+        assert have == follower.plan.at(step).workers
+        assert Act.PAUSE not in decisions
+
+
+@given(plans, st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_whatever_there_is_room_for_workers_are_never_more_than_planned_or_possible(plan, rooms: list[int]) -> None:
+    follower = follower_of(plan)
+    most = 0
+    for step, have, _ in simulate(follower, rooms):
+        most = max(most, follower.fit(rooms[step % len(rooms)]))
+        assert have in SIZES
+        assert have <= follower.plan.at(step).workers
+        assert have <= max(most, 1)
+
+
+@given(st.sampled_from(SIZES), st.sampled_from(SIZES))
+def test_room_that_comes_is_taken(little: int, much: int) -> None:
+    follower = follower_of(([0], [8]))
+    rooms = [little] * 10 + [max(little, much)] * 30
+    log = simulate(follower, rooms)
+    assert log[-1][1] == follower.fit(max(little, much))
+
+
+@given(st.integers(0, STEPS - 1), st.sampled_from(SIZES), st.sampled_from(SIZES), st.integers(0, 40))
+def test_asked_for_is_what_the_plan_wants_now_or_soon_and_nothing_where_it_is_there(
+    done: int, before: int, after: int, waited: int
+) -> None:
+    follower = follower_of(([0, 20], [before, after]))
+    view = View(now=0.0, have=before, since=0.0, done=done, step_time_s=1.0, possible=before)
+    wanted = max(follower.target(done), after if done + LEAD_S >= 20 else 0)
+    first = follower.request(view)
+    assert first == (wanted if wanted > before else 0)
+    later = follower.request(replace(view, now=float(waited)))
+    assert (later == 0) == (first == 0)
+    assert later <= wanted
+    assert follower.request(replace(view, now=float(waited), possible=8)) == first
+
+
+@given(st.sampled_from(SIZES), st.integers(0, 8))
+def test_off_nodes_that_leave_as_soon_as_the_state_is_saved(have: int, room: int) -> None:
+    follower = follower_of(([0], [have]))
+    leaving = View(now=0.0, have=have, since=0.0, done=3, step_time_s=1.0, possible=room, leaving=frozenset({"node"}))
+    assert follower.decide(leaving) is Act.PAUSE
+    waiting = replace(leaving, done=4, waits=True)
+    if room:
+        assert follower.decide(waiting) == follower.fit(min(have, room))
+    else:  # nowhere to go: the work goes on while the node is there, and is saved no second time
+        assert follower.decide(waiting) is Act.GO_ON
+        assert follower.decide(replace(leaving, done=5)) is Act.STAY
