@@ -12,7 +12,7 @@ import torch
 
 from tokendrop.bench.figures import bench_result, figure, interleave, ratios
 from tokendrop.bench.peers import PEERS, read_tables
-from tokendrop.bench.preparation import open_corpora, peak_memory, run
+from tokendrop.bench.preparation import peak_memory, repeat_corpus, run
 from tokendrop.bench.reading import Epoch, on_one_core, our_epochs, seek_times, speed, wait_fraction, write_random_rows
 from tokendrop.launch.cluster import connect
 
@@ -31,9 +31,9 @@ class Sizes:
     seeks: int = 300
     consumer_tokens_per_s: float = 450e3
     consumer_s: float = 5.0
-    corpus_characters: int = 150_000_000
-    memory_characters: int = 40_000_000
-    """Of the corpus whose peak memory is compared with that of one ten times as long."""
+    file_characters: int = 40_000_000
+    files: int = 8
+    """Of the corpus that is prepared; the peak memory at one of them is compared with that at ten."""
 
 
 def bench_data(job: Path, overrides: list[str], *, rounds: int, say: Say, sizes: Sizes | None = None) -> dict[str, Any]:
@@ -52,15 +52,10 @@ def bench_data(job: Path, overrides: list[str], *, rounds: int, say: Say, sizes:
 
 
 def _preparation(job: Path, overrides: list[str], scratch: Path, sizes: Sizes, *, rounds: int, say: Say) -> Figures:
-    corpora = open_corpora(job, overrides, scratch)
-    whole = corpora.job(sizes.corpus_characters)
-    speeds = interleave(
-        {"prepare": partial(run, "prepare", whole), "tokenizer": partial(run, "tokenizer", whole)},
-        rounds=rounds,
-        say=say,
-    )
-    once = peak_memory(corpora.job(sizes.memory_characters))
-    ten_times = peak_memory(corpora.job(10 * sizes.memory_characters))
+    corpus = repeat_corpus(job, overrides, scratch, characters=sizes.file_characters)
+    cases = {what: partial(run, what, corpus.job(sizes.files)) for what in ("prepare", "tokenizer")}
+    speeds = interleave(cases, rounds=rounds, say=say)
+    once, ten_times = peak_memory(corpus.job(1)), peak_memory(corpus.job(10))
     say(f"memory   {once:,} bytes at most, {ten_times:,} for ten times the corpus")
     return {
         "prepare_tokens_per_s": figure(speeds["prepare"], "tokens/s"),

@@ -12,6 +12,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.encoder import as_tiktoken
@@ -26,38 +28,42 @@ _SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Corpora:
-    """A job's corpus, repeated, and a tokenizer file: job files for the processes that measure."""
+class RepeatedCorpus:
+    """A job's documents, again and again until they fill a file; a corpus of any length is that file many times."""
 
     config: ExperimentConfig
-    characters: int
     scratch: Path
 
-    def job(self, characters: int) -> Path:
-        """A job whose corpus has at least so many."""
+    def job(self, files: int) -> Path:
+        """A job file for a process that measures."""
         data = self.config.data
-        corpus = data.corpus * ceil(characters / self.characters)
-        path = self.scratch / f"{characters}.yaml"
-        path.write_text(dump_job(replace(self.config, data=replace(data, corpus=corpus))))
+        path = self.scratch / f"{files}.yaml"
+        path.write_text(dump_job(replace(self.config, data=replace(data, corpus=data.corpus * files))))
         return path
 
 
-def open_corpora(job: Path, overrides: list[str], scratch: Path) -> Corpora:
-    """
+def repeat_corpus(job: Path, overrides: list[str], scratch: Path, *, characters: int) -> RepeatedCorpus:
+    """Write a file of at least so many characters, and a tokenizer where the job names none.
+
     Raises:
         UserError: the job or its corpus is wrong.
     """
     config = load_job(job, [*overrides, f"data.folder={scratch}/data"])
     if config.data.sources:
         raise UserError("bench data: want data.corpus, got data.sources")
-    files = tuple(dict.fromkeys(file.name for file in find_corpus(config).files))
-    config = replace(config, data=replace(config.data, corpus=files))
-    characters = sum(map(len, _texts(config)))
     tokenizer = config.data.tokenizer
     if not tokenizer:
         tokenizer = str(scratch / "tokenizer.json")
         train_tokenizer(_texts(config), vocab_size=config.data.tokenizer_vocab_size).save(tokenizer)
-    return Corpora(replace(config, data=replace(config.data, tokenizer=tokenizer)), characters, scratch)
+    lines = [json.dumps({"text": text}).encode() + b"\n" for text in _texts(config)]
+    file = str(scratch / "corpus.jsonl.zst")
+    with pa.CompressedOutputStream(file, "zstd") as out:
+        for _ in range(ceil(characters / sum(map(len, lines)))):
+            out.write(b"".join(lines))
+    data = replace(
+        config.data, corpus=(str(scratch / "corpus.jsonl.zst"),), only=(), text_key="text", tokenizer=tokenizer
+    )
+    return RepeatedCorpus(replace(config, data=data), scratch)
 
 
 def run(what: str, job: Path) -> float:
@@ -131,11 +137,11 @@ def _tokenize(config: ExperimentConfig) -> float:
     """The batch encoding of the library that preparation uses, on as many threads as there are cores."""
     assert config.data.tokenizer
     tokenizer = load_tokenizer(config.data.tokenizer)
-    files = tuple(dict.fromkeys(config.data.corpus))
-    texts = list(_texts(replace(config, data=replace(config.data, corpus=files))))
+    file, *repeats = config.data.corpus
+    texts = list(_texts(replace(config, data=replace(config.data, corpus=(file,)))))
     fast, threads = as_tiktoken(tokenizer), len(os.sched_getaffinity(0))
     started, tokens = time.perf_counter(), 0
-    for _ in range(len(config.data.corpus) // len(files)):
+    for _ in (file, *repeats):
         if fast is not None:
             tokens += sum(map(len, fast.encode_ordinary_batch(texts, num_threads=threads)))
         else:
