@@ -105,6 +105,13 @@ def test_asked_for_is_what_the_plan_wants_now_or_soon_and_nothing_where_it_is_th
     assert follower.request(replace(view, now=float(waited), possible=8)) == first
 
 
+def test_what_was_asked_for_ahead_is_not_given_up_where_steps_slow_down() -> None:
+    follower = follower_of(([0, 20], [1, 4]))
+    view = View(now=0.0, have=1, since=0.0, done=15, step_time_s=1.0, possible=1)
+    assert follower.request(view) == 4
+    assert follower.request(replace(view, step_time_s=5.0, possible=4)) == 4
+
+
 @given(st.sampled_from(SIZES), st.integers(0, 8))
 def test_off_nodes_that_leave_as_soon_as_the_state_is_saved(have: int, room: int) -> None:
     follower = follower_of(([0], [have]))

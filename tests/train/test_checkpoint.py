@@ -50,8 +50,20 @@ def new_engine(config: ExperimentConfig) -> DdpEngine:
     return DdpEngine(model, build_optimizer(model, config.train), torch.float64)
 
 
-def attempt(config: ExperimentConfig, run: Path, *, dies_at: int | None = None) -> DdpEngine:
-    """What a worker does: build, attach, restore from the last checkpoint, train to the end or to its death."""
+def attempt(
+    config: ExperimentConfig,
+    run: Path,
+    *,
+    dies_at: int | None = None,
+    stop: int | None = None,
+    pause: int | None = None,
+) -> DdpEngine:
+    """What a worker does: build, attach, restore from the last checkpoint, train to the end or to its death.
+
+    Args:
+        stop: the step to which it is to train.
+        pause: the step before whose end it is asked to pause.
+    """
     engine = new_engine(config)
     dropping = attach(engine.model, seed=config.seed)
     checkpoints = Checkpoints(run / "checkpoints", keep=config.checkpoint.keep, meta={"name": config.name})
@@ -64,9 +76,12 @@ def attempt(config: ExperimentConfig, run: Path, *, dies_at: int | None = None) 
         checkpoints=checkpoints,
         recorder=Journal(run, rank=0, world_size=1, start=start),
         world_size=1,
+        pause=lambda step: step + 1 == pause,
     )
     try:
-        train(config, parts, start=start)
+        reached = train(config, parts, start=start, stop=stop)
+        assert reached == min(one or config.steps for one in (stop, pause))
+        assert read_meta(committed(run / "checkpoints")[-1])["step"] == reached
     finally:
         checkpoints.wait()
     return engine
@@ -110,6 +125,21 @@ def test_a_run_that_dies_and_goes_on_ends_where_an_uninterrupted_one_does(
     assert [row["step"] for row in read_steps(run)] == list(range(1, config.steps + 1))
     trained = sorted(sample for row in read_ledger(run) for sample in row["sample_ids"])
     assert trained == list(range(config.steps * config.train.global_batch))
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+@settings(max_examples=10)
+def test_a_run_that_stops_or_pauses_anywhere_is_saved_there_and_goes_on_as_if_it_had_not(
+    uninterrupted, tmp_path_factory: pytest.TempPathFactory, stop: int, pause: int
+) -> None:
+    expected, full_run = uninterrupted
+    run, config = tmp_path_factory.mktemp("stopped"), experiment()
+    attempt(config, run, stop=stop, pause=pause)
+
+    engine = attempt(config, run)
+
+    assert_same(state(engine), state(expected))
+    assert history(run) == history(full_run)
 
 
 def test_the_schedule_and_the_rate_of_a_run_are_those_of_its_plan(uninterrupted) -> None:

@@ -49,6 +49,7 @@ class Follower:
     patience_s: float
     _saved_from: frozenset[str] = frozenset()
     _unmet_since: float | None = None
+    _asked_for: int | None = None
 
     def target(self, step: int) -> int:
         """The plan's workers for the step after `step` steps."""
@@ -76,7 +77,10 @@ class Follower:
         An autoscaler that can't have all of them starts none: what it does not meet in time is followed by less.
         """
         soon, in_s = self.next_change(view)
-        wanted = max(self.target(view.done), soon if in_s <= self.lead_s else 0)
+        edge = self.plan.next_resize(view.done)
+        if in_s <= self.lead_s:  # from here on, even where steps turn out to take longer than they seemed to
+            self._asked_for = edge
+        wanted = max(self.target(view.done), soon if self._asked_for == edge else 0)
         if wanted <= view.have and not view.leaving:
             self._unmet_since = None
             return 0
