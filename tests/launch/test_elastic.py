@@ -89,7 +89,7 @@ def stretches(run: str) -> list[tuple[int, int, int | None]]:
 def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
     folder: Path, fixed: list[float], mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = trained(folder, f"scaling.mode={mode}", PLAN, "data.reader=ray_data")
+    result = trained(folder, f"scaling.mode={mode}", PLAN)
     np.testing.assert_allclose(losses(result["run"]), fixed, rtol=FLOAT64)
     assert stretches(result["run"]) == [(1, 4, 1), (5, 8, 2), (9, 12, 4), (13, 16, 1)]
     assert (result["resizes"], result["restarts"]) == (3, 0)
