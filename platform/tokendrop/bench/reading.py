@@ -75,6 +75,7 @@ def _block(tokens_DT: np.ndarray, first: int) -> pa.Table:
     return pa.table(
         {
             "tokens": pa.ListArray.from_arrays(offsets, pa.array(tokens_DT.reshape(-1))),
+            "sentences": pa.array([[]] * count, pa.list_(pa.int64())),
             "split": pa.array([0] * count, pa.int8()),
             "bytes": pa.array([0] * count, pa.int64()),
             "set": [""] * count,
