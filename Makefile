@@ -7,7 +7,7 @@ install: .venv/installed
 
 .venv/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[eval,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench,eval,dev]'
 	touch $@
 
 quickstart: install

@@ -1,5 +1,6 @@
 """`tokendrop bench data`: what it compares is the same work, and all its figures are there."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +96,6 @@ def test_a_consumer_faster_than_reading_waits_all_the_time(tmp_path):
 
 
 def test_one_core_is_for_a_block_alone():
-    import os
-
     before = os.sched_getaffinity(0)
     with on_one_core():
         assert len(os.sched_getaffinity(0)) == 1

@@ -141,5 +141,5 @@ def test_a_tokenizer_that_makes_no_pairs_is_named(tmp_path, corpus):
 
 def test_a_corpus_of_single_tokens_makes_no_pair_and_is_named(tmp_path):
     corpus = write_corpus(tmp_path / "single.jsonl", ["a"] * 20)
-    with pytest.raises(UserError, match=r"the 20 documents of 'corpus' make no train row of a pair of sentences"):
+    with pytest.raises(UserError, match=r"its documents make no train row of a pair of sentences"):
         prepare(job(tmp_path, corpus, tokenizer=str(write_vocabulary(tmp_path))))

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +182,18 @@ CALLED = [
 ]
 
 
+def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """Without what Ray adds to the methods of a class once it has made an actor of it."""
+    return [one for one in inspect.signature(function).parameters.values() if one.name != "_ray_trace_ctx"]
+
+
 @pytest.mark.parametrize(
     ("ours", "name", "signature"), OVERRIDDEN + CALLED, ids=lambda value: getattr(value, "__name__", value)
 )
 def test_ray_has_the_seams_that_ours_are_made_for(ours: type, name: str, signature: str | None) -> None:
     of_ray = next(base for base in ours.__mro__ if base.__module__.startswith("ray.") and name in vars(base))
     if signature is not None:
-        parameters = inspect.signature(getattr(of_ray, name)).parameters.values()
+        parameters = parameters_of(getattr(of_ray, name))
         names = [str(one.replace(annotation=one.empty, default=one.empty)) for one in parameters]
         if any(one.kind is one.KEYWORD_ONLY for one in parameters):
             names.insert([one.kind for one in parameters].index(inspect.Parameter.KEYWORD_ONLY), "*")
@@ -198,5 +204,5 @@ def test_ray_has_the_seams_that_ours_are_made_for(ours: type, name: str, signatu
 def test_rays_coordinator_recomputes_what_it_reserves_when_it_is_asked_to() -> None:
     from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
 
-    parameters = inspect.signature(_AutoscalingCoordinatorActor.get_reserved_resources).parameters
-    assert list(parameters) == ["self", "requester_id", "recompute"]
+    parameters = parameters_of(_AutoscalingCoordinatorActor.get_reserved_resources)
+    assert [one.name for one in parameters] == ["self", "requester_id", "recompute"]

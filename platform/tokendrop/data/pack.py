@@ -110,10 +110,7 @@ class Packer:
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         here = np.arange(offsets[-1]) + np.repeat(firsts - offsets[:-1], sizes)
         starts = index[0, here] - np.repeat(edges[:-1], sizes)
-        used, codes = np.unique(index[2, here], return_inverse=True)
-        names = pa.DictionaryArray.from_arrays(
-            pa.array(codes, pa.int32()), pa.array([self._names[code] for code in used], pa.string())
-        )
+        names = named(index[2, here], self._names)
         columns = [pa.array(starts), names, pa.array(index[3, here], pa.int32()), pa.array(index[4, here])]
         values = pa.StructArray.from_arrays(columns, fields=list(DOCUMENTS.value_type))
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
@@ -133,6 +130,14 @@ class Packer:
                 )
             )
         return tuple(sorted(found, key=lambda one: one.set))
+
+
+def named(codes: NDArray[np.int64], names: Sequence[str]) -> pa.DictionaryArray:
+    """Names by code, those that occur in the order of the alphabet: codes depend on where packing began."""
+    used, places = np.unique(codes, return_inverse=True)
+    order = sorted(range(len(used)), key=lambda place: names[used[place]])
+    values = pa.array([names[used[place]] for place in order], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(np.argsort(order)[places], pa.int32()), values)
 
 
 def _from(begin: Place, index: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:

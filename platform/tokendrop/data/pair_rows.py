@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokendrop.data.order import hashed, uniform
-from tokendrop.data.pack import Documents, Packed
+from tokendrop.data.pack import Documents, Packed, named
 from tokendrop.data.shards import DOCUMENTS, Place, SetCounts
 
 _FLAGS = 16
@@ -132,10 +132,7 @@ class PairPacker:
         return begins_N, runs_XN[:, runs_XN[2] - runs_XN[1] > 1]
 
     def _documents(self, index: NDArray[np.int64]) -> pa.Array:
-        used, codes = np.unique(index[2], return_inverse=True)
-        names = pa.DictionaryArray.from_arrays(
-            pa.array(codes, pa.int32()), pa.array([self._names[code] for code in used], pa.string())
-        )
+        names = named(index[2], self._names)
         columns = [pa.array(-index[0]), names, pa.array(index[3], pa.int32()), pa.array(index[4])]
         values = pa.StructArray.from_arrays(columns, fields=list(DOCUMENTS.value_type))
         return pa.ListArray.from_arrays(pa.array(np.arange(index.shape[1] + 1), pa.int32()), values)
