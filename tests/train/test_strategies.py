@@ -24,11 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 TOLERANCES = {"fp64": (1e-10, 1e-10), "fp32": (1e-6, 1e-4)}
 LEGS = [(1, 2), (2, 4), (4, 6), (2, 8), (1, 10)]  # workers, and the step that they train to
 
-HAS_DEEPSPEED = find_spec("deepspeed") is not None
-NEEDS_DEEPSPEED = pytest.mark.skipif(
-    not HAS_DEEPSPEED, reason="deepspeed is not installed: pip install -e .[deepspeed]"
-)
-
 
 def job(strategy: str, precision: str, **changes: object) -> ExperimentConfig:
     """Ten steps with dropping; no size is a multiple of 4, so that shares are uneven."""
