@@ -135,8 +135,9 @@ class Packer:
 def named(codes: NDArray[np.int64], names: Sequence[str]) -> pa.DictionaryArray:
     """Names by code, those that occur in the order of the alphabet: codes depend on where packing began."""
     used, places = np.unique(codes, return_inverse=True)
-    order = sorted(range(len(used)), key=lambda place: names[used[place]])
-    values = pa.array([names[used[place]] for place in order], pa.string())
+    occurring = [names[int(code)] for code in used]
+    order = sorted(range(len(used)), key=lambda place: occurring[place])
+    values = pa.array([occurring[place] for place in order], pa.string())
     return pa.DictionaryArray.from_arrays(pa.array(np.argsort(order)[places], pa.int32()), values)
 
 

@@ -4,14 +4,13 @@ import time
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokendrop.config.data import DataConfig
 from tokendrop.data.order import ROW_BITS, Committed, NotPreparedError, SampleOrder, first_ids, rows_of
-from tokendrop.data.shards import Shard, Split, check_files, damaged, map_shard, read_manifest
+from tokendrop.data.shards import Shard, Split, check_files, damaged, map_shard, read_manifest, row_checksum
 from tokendrop.errors import UserError
 
 FAILED = "failed.txt"
@@ -22,7 +21,7 @@ _MAPPED_SHARDS = 8192
 _POLL_S = 0.2
 _BLOCK = 4096
 
-_Mapped = tuple[NDArray[np.integer], NDArray[np.uint32]]
+_Mapped = tuple[NDArray[np.integer], NDArray[np.uint64]]
 
 
 class Rows:
@@ -75,7 +74,7 @@ class Rows:
         for number, (shard, row) in enumerate(places):
             tokens_NT, checks_N = self._mapped.get(shard.file) or self._map(shard)
             tokens_T = tokens_NT[row]
-            if crc32(tokens_T) != checks_N[row]:
+            if row_checksum(tokens_T) != checks_N[row]:
                 raise damaged(self.folder / shard.file, f"row {row} has changed")
             rows_NT[number] = tokens_T
         return rows_NT

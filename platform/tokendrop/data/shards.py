@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest as row_checksum
 
 from tokendrop.config.load import build
 from tokendrop.config.model import DataKind
@@ -23,7 +23,7 @@ from tokendrop.data.commit import write_whole
 from tokendrop.data.order import Committed
 from tokendrop.errors import UserError
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST, SHARDS, TOKENIZER, REJECTED = "manifest.json", "shards.jsonl", "tokenizer.json", "rejected.parquet"
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -175,10 +175,10 @@ def write_shard(path: Path, rows_NT: NDArray[np.integer], documents: pa.Array) -
     rows_NT = np.ascontiguousarray(rows_NT)
     columns = [
         pa.FixedSizeListArray.from_arrays(pa.array(rows_NT.reshape(-1)), rows_NT.shape[1]),
-        pa.array([crc32(row) for row in rows_NT], pa.uint32()),
+        pa.array([row_checksum(row) for row in rows_NT], pa.uint64()),
         documents,
     ]
-    batch = pa.record_batch(columns, names=["tokens", "crc32", "documents"])
+    batch = pa.record_batch(columns, names=["tokens", "xxh3_64", "documents"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -207,7 +207,7 @@ def drop_torn_line(folder: Path) -> None:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def map_shard(path: Path, shape: tuple[int, int]) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
+def map_shard(path: Path, shape: tuple[int, int]) -> tuple[NDArray[np.integer], NDArray[np.uint64]]:
     """The mapped rows of a shard, (N, row_length), and their checksums, (N,).
 
     Raises:
@@ -215,7 +215,7 @@ def map_shard(path: Path, shape: tuple[int, int]) -> tuple[NDArray[np.integer], 
     """
     try:
         batch = _batch(path)
-        column, checks = batch.column("tokens"), batch.column("crc32")
+        column, checks = batch.column("tokens"), batch.column("xxh3_64")
         if not pa.types.is_fixed_size_list(column.type) or column.type.value_type not in _TOKEN_TYPES:
             raise damaged(path, f"{column.type} instead of rows of tokens")
         rows_NT = column.values.to_numpy(zero_copy_only=True).reshape(batch.num_rows, -1)
@@ -224,7 +224,7 @@ def map_shard(path: Path, shape: tuple[int, int]) -> tuple[NDArray[np.integer], 
         raise
     except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
         raise damaged(path, error) from None
-    if rows_NT.shape != shape or checks_N.dtype != np.uint32:
+    if rows_NT.shape != shape or checks_N.dtype != np.uint64:
         raise damaged(path, f"want {shape} rows and tokens as the manifest says, found {rows_NT.shape}")
     return rows_NT, checks_N
 

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from zlib import crc32
 
-from tokendrop.data.shards import TOKENIZER, Shard, map_shard, read_manifest
+from tokendrop.data.shards import TOKENIZER, Shard, map_shard, read_manifest, row_checksum
 from tokendrop.errors import UserError
 
 _DIFFERS = "its sha256 is not the manifest's"
@@ -51,7 +50,7 @@ def verify(folder: Path, *, progress: Progress = lambda done, size: None) -> Ver
     if what := _changed(folder / TOKENIZER, manifest.header.tokenizer_sha256):
         wrong.append(Damage(file=TOKENIZER, what=what))
     done = 0
-    # sha256 and crc32 let other threads run
+    # sha256 and xxh3 let other threads run
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         check = partial(_damage, folder, row_length=manifest.header.row_length)
         for shard, what in zip(shards, pool.map(check, shards), strict=True):
@@ -73,7 +72,7 @@ def _damage(folder: Path, shard: Shard, *, row_length: int) -> str:
         rows_NT, checks_N = map_shard(path, (shard.rows, row_length))
     except UserError:
         return "; ".join(filter(None, [what, "no rows can be read from it"]))
-    rows = [number for number, row in enumerate(rows_NT) if crc32(row) != checks_N[number]]
+    rows = [number for number, row in enumerate(rows_NT) if row_checksum(row) != checks_N[number]]
     if not rows:
         return f"{what}; its rows are as they were" if what else ""
     more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
