@@ -71,7 +71,8 @@ def find_sample(folder: Path, sample: int, split: Split) -> Sample:
     if row >= (have := rows.committed.rows[source]):
         whose = f"row {row} of '{header.sources[source]}'"
         raise UserError(f"--sample {sample}: that is {whose}, and {folder} has {have} {split} rows of it")
-    ((shard, inside),) = rows.places(ids)
+    (number,), (inside,) = rows.places(ids)
+    shard = rows.shards[number]
     tokens = rows.read(ids)[0].tolist()
     if header.kind == "sentence_pairs":  # see pair_rows.py
         tokens = tokens[1 : 1 + tokens[0]]

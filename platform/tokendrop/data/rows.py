@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tokendrop.config.data import DataConfig
 from tokendrop.data.order import ROW_BITS, Committed, NotPreparedError, SampleOrder, first_ids, rows_of
-from tokendrop.data.shards import Shard, Split, check_files, damaged, map_shard, read_manifest, row_checksum
+from tokendrop.data.shards import Split, check_files, damaged, map_shard, read_manifest, row_checksum
 from tokendrop.errors import UserError
 
 FAILED = "failed.txt"
@@ -22,6 +22,8 @@ _POLL_S = 0.2
 _BLOCK = 4096
 
 _Mapped = tuple[NDArray[np.integer], NDArray[np.uint64]]
+Places = tuple[list[int], list[int]]
+"""Of each of some samples the number of its shard in `Rows.shards`, and its row in there."""
 
 
 class Rows:
@@ -34,18 +36,18 @@ class Rows:
         """
         self.folder = folder
         self.split: Split = split
-        self._mapped: dict[str, _Mapped] = {}
         self.refresh()
         check_files(folder, self.manifest)
 
     def refresh(self) -> None:
-        """Look for rows that were committed since."""
+        """Look for rows that were committed since; places found before are not valid after."""
         self.manifest = read_manifest(self.folder)
         self.committed = self.manifest.committed(self.split)
         streams = [self.manifest.of(source, self.split) for source in self.manifest.header.sources]
         firsts = [accumulate((shard.rows for shard in shards[:-1]), initial=0) if shards else () for shards in streams]
-        self._shards = [shard for shards in streams for shard in shards]
-        self._sizes = np.array([shard.rows for shard in self._shards], np.int64)
+        self.shards = [shard for shards in streams for shard in shards]
+        self._mapped: dict[int, _Mapped] = {}
+        self._sizes = np.array([shard.rows for shard in self.shards], np.int64)
         self._firsts = np.array([n << ROW_BITS | row for n, rows in enumerate(firsts) for row in rows], np.int64)
 
     def read(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -54,10 +56,10 @@ class Rows:
         Raises:
             UserError: a row is not what was written; the message says where.
         """
-        return self.read_places(self.places(sample_ids))
+        return self.read_places(*self.places(sample_ids))
 
-    def places(self, sample_ids: NDArray[np.int64]) -> list[tuple[Shard, int]]:
-        """The shard that holds each sample, and its row in there."""
+    def places(self, sample_ids: NDArray[np.int64]) -> Places:
+        """Where samples are; IndexError where that is nowhere."""
         sources, rows = rows_of(sample_ids, sources=len(self.manifest.header.sources))
         firsts = sources << ROW_BITS | rows
         numbers = np.searchsorted(self._firsts, firsts, side="right") - 1
@@ -66,24 +68,25 @@ class Rows:
         if missing.any():
             source, row = int(sources[missing][0]), int(rows[missing][0])
             raise IndexError(f"row {row} of source {source}: there are {self.committed.rows[source]}")
-        return [(self._shards[number], row) for number, row in zip(numbers.tolist(), inside.tolist(), strict=True)]
+        return numbers.tolist(), inside.tolist()
 
-    def read_places(self, places: Sequence[tuple[Shard, int]]) -> NDArray[np.int64]:
+    def read_places(self, shards: Sequence[int], rows: Sequence[int]) -> NDArray[np.int64]:
         """As `read`, for those who know the places."""
-        rows_NT = np.empty((len(places), self.manifest.header.row_length), np.int64)
-        for number, (shard, row) in enumerate(places):
-            tokens_NT, checks_N = self._mapped.get(shard.file) or self._map(shard)
+        rows_NT = np.empty((len(rows), self.manifest.header.row_length), np.int64)
+        for place, (shard, row) in enumerate(zip(shards, rows, strict=True)):
+            tokens_NT, checks_N = self._mapped.get(shard) or self._map(shard)
             tokens_T = tokens_NT[row]
             if row_checksum(tokens_T) != checks_N[row]:
-                raise damaged(self.folder / shard.file, f"row {row} has changed")
-            rows_NT[number] = tokens_T
+                raise damaged(self.folder / self.shards[shard].file, f"row {row} has changed")
+            rows_NT[place] = tokens_T
         return rows_NT
 
-    def _map(self, shard: Shard) -> _Mapped:
+    def _map(self, number: int) -> _Mapped:
         if len(self._mapped) >= _MAPPED_SHARDS:
             self._mapped.pop(next(iter(self._mapped)))
+        shard = self.shards[number]
         mapped = map_shard(self.folder / shard.file, (shard.rows, self.manifest.header.row_length))
-        self._mapped[shard.file] = mapped
+        self._mapped[number] = mapped
         return mapped
 
 
@@ -93,7 +96,8 @@ class MappedSamples:
     def __init__(self, rows: Rows, order: SampleOrder) -> None:
         self.rows, self.order = rows, order
         self._block = -1
-        self._ids, self._places = np.empty(0, np.int64), list[tuple[Shard, int]]()
+        self._ids = np.empty(0, np.int64)
+        self._places: Places = [], []
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Sample ids (B,) and their rows (B, row_length).
@@ -108,8 +112,9 @@ class MappedSamples:
         if not first // _BLOCK == last // _BLOCK == self._block:
             ids = self._wait_for(positions)
             return ids, self.rows.read(ids)
-        start = self._block * _BLOCK
-        return self._ids[positions - start], self.rows.read_places([self._places[n - start] for n in wanted])
+        start, (shards, rows) = self._block * _BLOCK, self._places
+        places = [shards[n - start] for n in wanted], [rows[n - start] for n in wanted]
+        return self._ids[positions - start], self.rows.read_places(*places)
 
     def _find(self, block: int) -> None:
         """Many samples at a time, for a few cost as much as thousands; they may reach beyond what is prepared."""
@@ -129,6 +134,7 @@ class MappedSamples:
                 if failed.exists():
                     raise UserError(failed.read_text()) from None
                 time.sleep(_POLL_S)
+                self._block = -1
                 self.rows.refresh()
 
 
