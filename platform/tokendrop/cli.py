@@ -160,7 +160,7 @@ def bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job", type=Path, default=Path("jobs/pretrain/quickstart_baseline.yaml"), help="overhead, data"
     )
-    parser.add_argument("--steps", type=int, default=40, help="overhead: steps of one measurement (default 40)")
+    parser.add_argument("--steps", type=int, default=60, help="overhead: steps of one measurement (default 60)")
 
 
 GROUPS = {

@@ -18,7 +18,7 @@ from tokendrop.models.build import build_model
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.optimizer import build_optimizer
 
-_WARM_UP = 4
+_WARM_UP = 8  # until Ray has started all of its own processes
 
 
 def bench_overhead(job: Path, *, steps: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
