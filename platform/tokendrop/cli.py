@@ -150,17 +150,17 @@ def show(parser: argparse.ArgumentParser) -> None:
 
 
 def bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", choices=["step", "overhead", "data"])
-    parser.add_argument("overrides", nargs="*", help="data: key=value overrides, such as data.corpus=[/data/pile]")
+    parser.add_argument("name", choices=["step", "overhead", "data", "elastic"])
+    parser.add_argument("overrides", nargs="*", help="data, elastic: key=value overrides of the job")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved repeats (default 7)")
     parser.add_argument("--preset", choices=list(GptConfig.PRESETS), help="step: model; by device when left out")
     parser.add_argument("--micro-batch", type=int, default=8, help="step: sequences of one step (default 8)")
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="step")
     parser.add_argument("--compile", action="store_true", help="step: torch.compile each layer")
-    parser.add_argument(
-        "--job", type=Path, default=Path("jobs/pretrain/quickstart_baseline.yaml"), help="overhead, data"
-    )
+    parser.add_argument("--job", type=Path, help="overhead, data, elastic (default one of jobs/pretrain)")
     parser.add_argument("--steps", type=int, default=60, help="overhead: steps of one measurement (default 60)")
+    parser.add_argument("--resizes", type=int, default=20, help="elastic: changes of workers (default 20)")
+    parser.add_argument("--stretch", type=int, default=16, help="elastic: steps between two of them (default 16)")
 
 
 GROUPS = {

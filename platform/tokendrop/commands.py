@@ -127,8 +127,11 @@ def bench(options: argparse.Namespace) -> None:
     from tokendrop.bench.overhead import bench_overhead
     from tokendrop.bench.step import bench_step
 
-    if options.overrides and options.name != "data":
+    if options.overrides and options.name not in ("data", "elastic"):
         raise UserError(f"bench {options.name}: takes no overrides, got {' '.join(options.overrides)}")
+    job = options.job or Path(
+        "jobs/pretrain", f"{'elastic' if options.name == 'elastic' else 'quickstart_baseline'}.yaml"
+    )
     if options.name == "step":
         result = bench_step(
             preset=options.preset,
@@ -141,9 +144,13 @@ def bench(options: argparse.Namespace) -> None:
     elif options.name == "data":
         from tokendrop.bench.data import bench_data
 
-        result = bench_data(options.job, options.overrides, rounds=options.rounds, say=say)
+        result = bench_data(job, options.overrides, rounds=options.rounds, say=say)
+    elif options.name == "elastic":
+        from tokendrop.bench.elastic import bench_elastic
+
+        result = bench_elastic(job, options.overrides, resizes=options.resizes, stretch=options.stretch, say=say)
     else:
-        result = bench_overhead(options.job, steps=options.steps, rounds=options.rounds, say=say)
+        result = bench_overhead(job, steps=options.steps, rounds=options.rounds, say=say)
     if options.json:
         print_json(result)
     else:

@@ -153,14 +153,11 @@ def wait_fraction(folder: TokenFolder, *, tokens_per_s: float, seconds: float) -
     """The share of its time that a consumer at this speed, asleep while it computes, waits for micro batches."""
     split = BatchSplit(global_batch=MICRO_BATCH, micro_batch=MICRO_BATCH, world_size=1)
     batches = _batches(folder.open(), split, rank=0)
-    waited, step = 0.0, 0
-    started = due = time.perf_counter()
-    while due < started + seconds:
-        asked = time.perf_counter()
+    waited, step, started = 0.0, 0, time.perf_counter()
+    while (asked := time.perf_counter()) < started + seconds:
         batch: Batch = next(batches.of_step(step))
         waited += time.perf_counter() - asked
-        due += batch.input_ids_BS.numel() / tokens_per_s
-        time.sleep(max(0.0, due - time.perf_counter()))
+        time.sleep(batch.input_ids_BS.numel() / tokens_per_s)
         step += 1
     return waited / (time.perf_counter() - started)
 
