@@ -47,3 +47,9 @@ def write_whole(path: Path, content: Any) -> None:
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the files that `write_whole` left in a folder when it was killed; nobody else may be writing there."""
+    for path in folder.glob(".*.????????"):
+        path.unlink()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokendrop.config.data import DataConfig
-from tokendrop.data.commit import write_whole
+from tokendrop.data.commit import remove_partial, write_whole
 from tokendrop.data.pack import Documents, Packer
 from tokendrop.data.pair_rows import PairPacker
 from tokendrop.data.shards import (
@@ -50,6 +50,7 @@ class ShardWriter:
             folder: with a header; shards that are committed there stay.
             file_sources: the source of each of the header's files.
         """
+        remove_partial(folder)
         drop_torn_line(folder)
         self.folder, self.max_rejected = folder, data.max_rejected
         self.file_sources: tuple[str, ...] = tuple(file_sources)

@@ -1,0 +1,78 @@
+"""Processes that are started to be killed, and what is looked for in a run meanwhile and after."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tokendrop.launch.cluster import source_path
+from tokendrop.track.journal import METRICS
+
+LONGEST_WAIT_S = 240
+
+
+class Command(subprocess.Popen[bytes]):
+    """A command of tokendrop, in a process group of its own."""
+
+    def __init__(self, *arguments: object, environment: Mapping[str, str]) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the command is
+        command = [sys.executable, "-m", "tokendrop", *map(str, arguments)]
+        environment = {**environment, "PYTHONPATH": source_path()}
+        super().__init__(command, env=environment, start_new_session=True, stdout=self._log, stderr=self._log)
+
+    def said(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode()
+
+    def kill_all(self) -> None:
+        """SIGKILL, to what it started too."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def until(self, what: Callable[[], bool], name: str) -> bool:
+        """Whether it came true before the command was done; where it fails or takes long, so does the test."""
+        deadline = time.monotonic() + LONGEST_WAIT_S
+        while not what():
+            if self.poll() is not None:
+                assert self.returncode == 0, self.said()
+                return False
+            assert time.monotonic() < deadline, f"waited for {name} for {LONGEST_WAIT_S} s: {self.said()}"
+            time.sleep(0.02)
+        return True
+
+    def finish(self) -> None:
+        """Wait for its end, which is to be a success."""
+        assert not self.until(lambda: False, "its end")
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def run_below(runs: Path, command: Command) -> Path:
+    """The folder of the run that a command begins."""
+    assert command.until(lambda: bool(list(runs.glob(f"*/{METRICS}"))), "the run")
+    (metrics,) = runs.glob(f"*/{METRICS}")
+    return metrics.parent
+
+
+def last_step(run: Path) -> int:
+    return max((json.loads(line).get("step", 0) for line in lines(run / METRICS) if line), default=0)
+
+
+def worker_pid(run: Path) -> int:
+    """Of rank 0, lately."""
+    return [json.loads(line)["pid"] for line in lines(run / METRICS) if "attempt_from" in line][-1]
+
+
+def audited(run: Path) -> tuple[int, int]:
+    """Samples missing and samples repeated, as `tokendrop data audit` counts them."""
+    command = [sys.executable, "-m", "tokendrop", "data", "audit", str(run), "--json"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": source_path()}, stdout=subprocess.PIPE, check=False)
+    report = json.loads(done.stdout)
+    return report["missing"], report["repeated"]
