@@ -40,6 +40,7 @@ FOREIGN = {
     "method": {"torch"},
     "models": {"torch"},
     "data": {"numpy", "pyarrow", "tokenizers"},
+    "data/shards.py": {"xxhash"},
     "data/batches.py": {"torch"},
     "data/encoder.py": {"tiktoken"},
     "data/stages.py": {"ray"},

@@ -1,16 +1,22 @@
 """`tokendrop bench elastic`: what workers that follow the plan save and cost, beside a run of one size."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 from tokendrop.bench.figures import bench_result, figure
 from tokendrop.config.load import load_job
+from tokendrop.launch import local_cluster
+from tokendrop.launch.local_head import ClusterSize
 from tokendrop.schedule.scaling import estimate
 from tokendrop.track.journal import MetricsTail, read_steps
 from tokendrop.track.run_folder import read_attempts
@@ -24,33 +30,74 @@ Say = Callable[[str], None]
 
 
 def bench_elastic(job: Path, overrides: list[str], *, resizes: int, stretch: int, say: Say) -> dict[str, Any]:
-    """Train a job by its plan of workers and at its largest size; then change workers again and again, in both modes.
+    """Train on a local cluster: by plan and at one size; two trials at once; changing workers again and again.
 
     Args:
         resizes: between one worker and the job's most.
         stretch: steps from one resize to the next; long enough for processes to start meanwhile.
     Raises:
-        UserError: the job is wrong.
+        UserError: the job is wrong, or a local cluster is up already.
     """
     most = load_job(job, overrides).scaling.most_workers
-    predicted = {name: found for model in _MODELS for name, found in _prediction(model).items()}
-    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as scratch:
-
-        def run(name: str, *more: str) -> Path:
-            folders = [f"runs_folder={scratch}/{name}", f"data.folder={scratch}/data", "track.uri=null"]
-            command = [sys.executable, "-m", "tokendrop", "train", str(job), *overrides, *folders, *more, "--json"]
-            say(f"run      {name}")
-            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-            return Path(found["run"])
-
-        followed = run("by plan")
-        fixed = run("one size", "scaling.mode=fixed", "scaling.segments=[]", f"scaling.workers={most}")
-        figures = _side_by_side(followed, fixed)
-        turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
+    figures = {name: found for model in _MODELS for name, found in _prediction(model).items()}
+    one_size = ["scaling.mode=fixed", "scaling.segments=[]", f"scaling.workers={most}"]
+    turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
+    # so many nodes that two trials find a worker each beside the most that one may have
+    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as scratch, _cluster(most + 1) as environment:
+        trials = _Trials(job, overrides, Path(scratch), environment, say)
+        figures |= _side_by_side(trials.run("by plan"), trials.run("one size", *one_size))
+        elastic, fixed = trials.two_at_once("two by plan"), trials.two_at_once("two of one size", *one_size)
+        figures["two_trials_over_fixed"] = figure([elastic / fixed], "x wall clock")
         for mode, key in (("schedule", "resize"), ("fit_per_segment", "restart")):
-            figures |= _pauses(key, run(mode, f"scaling.mode={mode}", *turns))
+            figures |= _pauses(key, trials.run(mode, f"scaling.mode={mode}", *turns))
     command = ["tokendrop bench elastic", f"--job {job}", *overrides, f"--resizes {resizes}", f"--stretch {stretch}"]
-    return bench_result("elastic", figures | predicted, " ".join(command))
+    return bench_result("elastic", figures, " ".join(command))
+
+
+@contextmanager
+def _cluster(nodes: int) -> Iterator[dict[str, str]]:
+    """The environment of processes on a cluster of nodes of one core each, none of which come or go."""
+    size = ClusterSize(min_nodes=nodes, max_nodes=nodes, cpus_per_node=1, gpus_per_node=0, idle_timeout_s=3600)
+    cluster = local_cluster.start(size)
+    try:
+        yield {**os.environ, **cluster.environment}
+    finally:
+        local_cluster.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """Runs of a job, each in a process of its own."""
+
+    job: Path
+    overrides: list[str]
+    scratch: Path
+    environment: Mapping[str, str]
+    say: Say
+
+    def run(self, name: str, *more: str) -> Path:
+        """Train to the end; returns the run folder."""
+        self.say(f"run      {name}")
+        with self._begin(name, *more) as process:
+            said, _ = process.communicate()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        return Path(json.loads(said)["run"])
+
+    def two_at_once(self, name: str, *more: str) -> float:
+        """Seconds until two trials that begin together are both done."""
+        self.say(f"run      {name}")
+        started = time.perf_counter()
+        trials = [self._begin(f"{name} {seed}", f"seed={seed}", *more) for seed in (1, 2)]
+        codes = [trial.wait() for trial in trials]
+        if any(codes):
+            raise subprocess.CalledProcessError(max(codes), trials[0].args)
+        return time.perf_counter() - started
+
+    def _begin(self, name: str, *more: str) -> subprocess.Popen[bytes]:
+        folders = [f"runs_folder={self.scratch}/{name}", f"data.folder={self.scratch}/data", "track.uri=null"]
+        command = [sys.executable, "-m", "tokendrop", "train", str(self.job), *self.overrides, *folders, *more]
+        return subprocess.Popen([*command, "--json"], env=self.environment, stdout=subprocess.PIPE)
 
 
 def _turns(resizes: int, stretch: int, most: int) -> str:
@@ -62,28 +109,27 @@ def _turns(resizes: int, stretch: int, most: int) -> str:
 
 def _side_by_side(followed: Path, fixed: Path) -> Figures:
     ours, theirs = worker_seconds(followed), worker_seconds(fixed)
-    losses = [read_steps(run)[-1]["val_loss"] for run in (followed, fixed)]
-    tokens = [read_steps(run)[-1]["layer_tokens"] for run in (followed, fixed)]
+    ends = [read_steps(run)[-1] for run in (followed, fixed)]
     _, pauses = read_attempts(followed)
     return {
         "worker_seconds_over_fixed": figure([ours / theirs], "x"),
         "worker_seconds": figure([ours], "worker-s"),
         "fixed_worker_seconds": figure([theirs], "worker-s"),
-        "layer_tokens_over_fixed": figure([tokens[0] / tokens[1]], "x"),
-        "val_loss_minus_fixed": figure([losses[0] - losses[1]], "nats"),
+        "layer_tokens_over_fixed": figure([ends[0]["layer_tokens"] / ends[1]["layer_tokens"]], "x"),
+        "val_loss_minus_fixed": figure([ends[0]["val_loss"] - ends[1]["val_loss"]], "nats"),
         "pauses_total_s": figure([sum(one["pause_s"] for one in pauses)], "s"),
     }
 
 
 def worker_seconds(run: Path) -> float:
-    """Seconds of its steps and pauses, each times the workers that were held for them."""
+    """Seconds of a run's steps and pauses, each times the workers that were held for it."""
     _, pauses = read_attempts(run)
     steps = sum(row["step_time_s"] * row["world_size"] for row in read_steps(run))
     return steps + sum(one["pause_s"] * max(one["from"], one["to"]) for one in pauses)
 
 
 def _pauses(key: str, run: Path) -> Figures:
-    """From the last step before a change of workers to the first step after it."""
+    """From the last step before a change of workers to the first one after it."""
     _, pauses = read_attempts(run)
     seconds = [one["pause_s"] for one in pauses]
     done = [line["step"] for line in MetricsTail(run).read(limit=-1) if "step" in line]
