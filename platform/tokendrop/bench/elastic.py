@@ -23,7 +23,7 @@ from tokendrop.track.run_folder import read_attempts
 
 PAPER = Path("jobs/paper")
 _MODELS = ("350m", "1.3b")
-_DAY_H = 24.0
+_HOURS_A_DAY = 24.0
 
 Figures = dict[str, Any]
 Say = Callable[[str], None]
@@ -39,7 +39,10 @@ def bench_elastic(job: Path, overrides: list[str], *, resizes: int, stretch: int
         UserError: the job is wrong, or a local cluster is up already.
     """
     most = load_job(job, overrides).scaling.most_workers
-    figures = {name: found for model in _MODELS for name, found in _prediction(model).items()}
+    figures: Figures = {}
+    for model in _MODELS:
+        for name, days in zip(("full_length", "random_ltd", "by_plan"), predicted_gpu_days(model), strict=True):
+            figures[f"gpt3_{model}_{name}_gpu_days"] = figure([days], "GPU-days")
     one_size = ["scaling.mode=fixed", "scaling.segments=[]", f"scaling.workers={most}"]
     turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
     # so many nodes that two trials find a worker each beside the most that one may have
@@ -140,17 +143,16 @@ def _pauses(key: str, run: Path) -> Figures:
     }
 
 
-def _prediction(model: str) -> Figures:
-    """GPU-days on 64 A100-40G: full length, random-LTD, and random-LTD by a plan that takes full length's time."""
-    profile = ["scaling.profile=a100-40g-8", "scaling.workers=64"]
-    full = load_job(PAPER / f"gpt3_{model}_baseline.yaml", profile)
-    assert full.scaling.profile is not None
-    plans = [full.plan(), load_job(PAPER / f"gpt3_{model}_ltd.yaml", profile).plan()]
-    hours = estimate(plans[0], full.scaling.profile).wall_clock_s / 3600
-    by_plan = ["scaling.mode=schedule", f"scaling.deadline_hours={hours}"]
-    plans.append(load_job(PAPER / f"gpt3_{model}_ltd.yaml", [*profile, *by_plan]).plan())
-    days = [estimate(plan, full.scaling.profile).gpu_hours / _DAY_H for plan in plans]
-    names = ("full_length", "random_ltd", "by_plan")
-    return {
-        f"gpt3_{model}_{name}_gpu_days": figure([value], "GPU-days") for name, value in zip(names, days, strict=True)
-    }
+def predicted_gpu_days(model: str) -> tuple[float, float, float]:
+    """On 64 A100-40G: full length, random-LTD, and random-LTD by a plan that takes full length's time."""
+    workers = ["scaling.profile=a100-40g-8", "scaling.workers=64"]
+    full = load_job(PAPER / f"gpt3_{model}_baseline.yaml", workers)
+    profile = full.scaling.profile
+    assert profile is not None
+    hours = estimate(full.plan(), profile).wall_clock_s / 3600
+    by_plan = [*workers, "scaling.mode=schedule", f"scaling.deadline_hours={hours}"]
+    dropping, followed = (load_job(PAPER / f"gpt3_{model}_ltd.yaml", keys) for keys in (workers, by_plan))
+    first, second, third = (
+        estimate(one.plan(), profile).gpu_hours / _HOURS_A_DAY for one in (full, dropping, followed)
+    )
+    return first, second, third
