@@ -22,7 +22,7 @@ test: install
 
 # the tests that kill processes, many times; half an hour and more
 chaos: install
-	TOKENDROP_KILLS=30 $(BIN)/pytest tests/chaos
+	TOKENDROP_KILLS=50 $(BIN)/pytest tests/chaos
 
 lint: install
 	$(BIN)/ruff check

@@ -2,13 +2,11 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from tokendrop.launch.local_cluster import find, processes, stop
 from tokendrop.launch.local_head import MARK, ClusterSize, LocalCluster
 
 ROOT = Path(__file__).parents[2]
-IDLE_TIMEOUT_S = 2
 
 TWO_WORKERS = """
 import sys, ray
@@ -40,49 +37,6 @@ check_resources(load_job("jobs/pretrain/quickstart.yaml", ["train.micro_batch=1"
 print(*ray.get([worker.node.remote() for worker in workers]), flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """Where the cluster of these tests keeps its state: short, for Ray's sockets, and not the user's own."""
-    path = Path(tempfile.mkdtemp(prefix="td", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(scope="module")
-def environment(folder: Path) -> dict[str, str]:
-    """A user's, without what this session's own Ray has put there."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return kept | {"RAY_TMPDIR": str(folder), "PYTHONPATH": str(ROOT / "platform")}
-
-
-@pytest.fixture
-def state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state file, for calls within this process."""
-    monkeypatch.setenv("RAY_TMPDIR", str(folder))
-    return folder / f"tokendrop-{os.getuid()}" / "cluster.json"
-
-
-@pytest.fixture(scope="module")
-def tokendrop(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tokendrop", "cluster", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def cluster(tokendrop: Callable[..., subprocess.CompletedProcess[str]]) -> Iterator[dict[str, Any]]:
-    """A cluster of up to two nodes, each with a GPU that it has not; what `up` said of it."""
-    size = ("--nodes", "0..2", "--cpus-per-node", "2", "--gpus-per-node", "1")
-    started = tokendrop("up", *size, "--idle-timeout", str(IDLE_TIMEOUT_S), "--json")
-    try:
-        assert started.returncode == 0, started.stderr
-        yield json.loads(started.stdout)
-    finally:
-        tokendrop("down")
 
 
 def started_cluster(mark: str, folder: Path) -> LocalCluster:
@@ -201,7 +155,7 @@ def test_nodes_come_when_they_are_asked_for_and_go_when_they_are_idle(tokendrop,
         until(lambda: status()["used"] == {"CPU": 2, "GPU": 2}, 10)  # the autoscaler's view is a second old
         job.stdin.close()
         assert job.wait(30) == 0
-    until(lambda: workers() == [], IDLE_TIMEOUT_S + 30)
+    until(lambda: workers() == [], cluster["idle_timeout_s"] + 30)
 
 
 @pytest.mark.ray

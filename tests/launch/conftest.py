@@ -1,0 +1,59 @@
+"""A local cluster for the tests of a file: one whose nodes come and go."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IDLE_TIMEOUT_S = 2
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Where the cluster of these tests keeps its state: short, for Ray's sockets, and not the user's own."""
+    path = Path(tempfile.mkdtemp(prefix="td", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path) -> dict[str, str]:
+    """A user's, without what this session's own Ray has put there."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return kept | {"RAY_TMPDIR": str(folder), "PYTHONPATH": str(ROOT / "platform")}
+
+
+@pytest.fixture
+def state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state file, for calls within this process."""
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    return folder / f"tokendrop-{os.getuid()}" / "cluster.json"
+
+
+@pytest.fixture(scope="module")
+def tokendrop(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tokendrop", "cluster", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def cluster(tokendrop: Callable[..., subprocess.CompletedProcess[str]]) -> Iterator[dict[str, Any]]:
+    """A cluster of up to two nodes, each with a GPU that it has not; what `up` said of it."""
+    size = ("--nodes", "0..2", "--cpus-per-node", "2", "--gpus-per-node", "1")
+    started = tokendrop("up", *size, "--idle-timeout", str(IDLE_TIMEOUT_S), "--json")
+    try:
+        assert started.returncode == 0, started.stderr
+        yield json.loads(started.stdout) | {"idle_timeout_s": IDLE_TIMEOUT_S}
+    finally:
+        tokendrop("down")

@@ -1,0 +1,84 @@
+"""Nodes of an autoscaling cluster follow the plan of a run, and go when it has no use for them."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpora import documents, tiny_job, write_corpus
+from kills import Command, last_step, run_below
+from tokendrop.launch.local_cluster import find
+from tokendrop.launch.local_head import describe
+from tokendrop.track.journal import read_steps
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+
+STEPS, UP, DOWN = 1300, 500, 900  # two workers from UP on, one from DOWN on
+LAG_S = 6.0  # of the autoscaler's view, and for workers to change
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The cluster at a moment of a run."""
+
+    time: float
+    step: int
+    nodes: int
+    used: dict[str, float]
+    requested: list[Any]
+
+
+def job_of(folder: Path) -> Path:
+    segments = [{"from": f"{start} steps", "workers": workers} for start, workers in ((0, 1), (UP, 2), (DOWN, 1))]
+    return tiny_job(
+        folder,
+        [write_corpus(folder / "corpus.jsonl", documents(300))],
+        model={"kind": "gpt", "layers": 4, "width": 96, "heads": 2, "sequence_length": 128, "vocab_size": 320},
+        train={"length": f"{STEPS} steps", "global_batch": 4, "micro_batch": 2, "peak_lr": 1e-3, "precision": "fp32"},
+        checkpoint={"every": "100%"},
+        evaluate={"every": "100%", "sequences": 4},
+        scaling={
+            "mode": "schedule",
+            "segments": segments,
+            "cpus_per_worker": 2,
+            "gpus_per_worker": 1,
+            "lead_s": 10,
+            "patience_s": 60,
+        },
+    )
+
+
+def test_nodes_follow_the_plan_and_go_when_they_are_free(
+    tmp_path: Path, cluster: dict[str, Any], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", environment["RAY_TMPDIR"])
+    known = find()
+    assert known is not None
+    command = Command("train", job_of(tmp_path), environment=environment | cluster["environment"])
+    run = run_below(tmp_path / "runs", command)
+    seen: list[Seen] = []
+
+    def look() -> bool:
+        now = describe(known)
+        nodes = sum(node["role"] == "worker" for node in now["nodes"])
+        seen.append(Seen(time.time(), last_step(run), nodes, now["used"], now["requested"]))
+        time.sleep(0.5)
+        return False
+
+    command.until(look, "the end of the run")
+    command.finish()
+    assert [row["world_size"] for row in read_steps(run)] == [1] * UP + [2] * (DOWN - UP) + [1] * (STEPS - DOWN)
+
+    for start, stop, workers in ((0, UP, 1), (UP, DOWN, 2), (DOWN, STEPS, 1)):
+        inside = [one for one in seen if start < one.step < stop]
+        settled = [one for one in inside if inside[0].time + LAG_S < one.time < inside[-1].time - LAG_S]
+        assert settled, (start, inside)
+        assert {(one.used["CPU"], one.used["GPU"]) for one in settled} == {(2 * workers, workers)}
+        if workers == 2:
+            assert {one.nodes for one in settled} == {2}
+            assert all(not one.requested for one in settled)
+    gone = next(one.time for one in seen if one.step > DOWN and one.nodes == 1)
+    free = next(one.time for one in seen if one.step > DOWN)
+    assert gone - free <= cluster["idle_timeout_s"] + 30
