@@ -1,6 +1,8 @@
 """Nodes of an autoscaling cluster follow the plan of a run, and go when it has no use for them."""
 
+import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,6 @@ import pytest
 
 from corpora import documents, tiny_job, write_corpus
 from kills import Command, last_step, run_below
-from tokendrop.launch.local_cluster import find
-from tokendrop.launch.local_head import describe
 from tokendrop.track.journal import read_steps
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -51,20 +51,16 @@ def job_of(folder: Path) -> Path:
 
 
 def test_nodes_follow_the_plan_and_go_when_they_are_free(
-    tmp_path: Path, cluster: dict[str, Any], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
 ) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", environment["RAY_TMPDIR"])
-    known = find()
-    assert known is not None
     command = Command("train", job_of(tmp_path), environment=environment | cluster["environment"])
     run = run_below(tmp_path / "runs", command)
     seen: list[Seen] = []
 
     def look() -> bool:
-        now = describe(known)
+        now = json.loads(tokendrop("status", "--json").stdout)
         nodes = sum(node["role"] == "worker" for node in now["nodes"])
         seen.append(Seen(time.time(), last_step(run), nodes, now["used"], now["requested"]))
-        time.sleep(0.5)
         return False
 
     command.until(look, "the end of the run")
