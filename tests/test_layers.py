@@ -52,6 +52,7 @@ FOREIGN = {
     "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "tqdm", "transformers"},
     "bench": {"numpy", "torch"},
     "bench/peers.py": {"datasets", "pyarrow", "ray", "streaming"},
+    "bench/picture.py": {"matplotlib"},
     "bench/preparation.py": {"pyarrow"},
     "bench/reading.py": {"pyarrow"},
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},

@@ -148,7 +148,14 @@ def bench(options: argparse.Namespace) -> None:
     elif options.name == "elastic":
         from tokendrop.bench.elastic import bench_elastic
 
-        result = bench_elastic(job, options.overrides, resizes=options.resizes, stretch=options.stretch, say=say)
+        result = bench_elastic(
+            job,
+            options.overrides,
+            resizes=options.resizes,
+            stretch=options.stretch,
+            picture=options.picture,
+            say=say,
+        )
     else:
         result = bench_overhead(job, steps=options.steps, rounds=options.rounds, say=say)
     if options.json:

@@ -43,4 +43,4 @@ def test_predictions_start_from_the_papers_days_and_a_plan_takes_no_more(model: 
 
 def test_a_job_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.yaml"):
-        bench_elastic(tmp_path / "none.yaml", [], resizes=1, stretch=1, say=print)
+        bench_elastic(tmp_path / "none.yaml", [], resizes=1, stretch=1, picture=None, say=print)

@@ -14,6 +14,7 @@ from statistics import quantiles
 from typing import Any
 
 from tokendrop.bench.figures import bench_result, figure
+from tokendrop.bench.picture import draw_run
 from tokendrop.config.load import load_job
 from tokendrop.launch import local_cluster
 from tokendrop.launch.local_head import ClusterSize
@@ -29,12 +30,15 @@ Figures = dict[str, Any]
 Say = Callable[[str], None]
 
 
-def bench_elastic(job: Path, overrides: list[str], *, resizes: int, stretch: int, say: Say) -> dict[str, Any]:
+def bench_elastic(
+    job: Path, overrides: list[str], *, resizes: int, stretch: int, picture: Path | None, say: Say
+) -> dict[str, Any]:
     """Train on a local cluster: by plan and at one size; two trials at once; changing workers again and again.
 
     Args:
         resizes: between one worker and the job's most.
         stretch: steps from one resize to the next; long enough for processes to start meanwhile.
+        picture: a file for a picture of the run by plan.
     Raises:
         UserError: the job is wrong, or a local cluster is up already.
     """
@@ -48,7 +52,10 @@ def bench_elastic(job: Path, overrides: list[str], *, resizes: int, stretch: int
     # so many nodes that two trials find a worker each beside the most that one may have
     with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as scratch, _cluster(most + 1) as environment:
         trials = _Trials(job, overrides, Path(scratch), environment, say)
-        figures |= _side_by_side(trials.run("by plan"), trials.run("one size", *one_size))
+        followed = trials.run("by plan")
+        if picture is not None:
+            draw_run(followed, picture)
+        figures |= _side_by_side(followed, trials.run("one size", *one_size))
         elastic, fixed = trials.two_at_once("two by plan"), trials.two_at_once("two of one size", *one_size)
         figures["two_trials_over_fixed"] = figure([elastic / fixed], "x wall clock")
         for mode, key in (("schedule", "resize"), ("fit_per_segment", "restart")):

@@ -88,12 +88,17 @@ class PlanPolicy(ElasticScalingPolicy):
             )
         except (RayError, GetTimeoutError):
             return {}
-        need = {name: each for name, each in self.scaling_config._resources_per_worker_not_none.items() if each}
-        return {
-            node: int(min(has.get(name, 0) // each for name, each in need.items()))
-            for node, has in found.items()
-            if node not in leaving
-        }
+        return {node: places for node, places in self._fit(found).items() if node not in leaving}
+
+    def _room(self, ours: Counter[str], leaving: frozenset[str]) -> dict[str, int]:
+        """As `_places`, without what other runs hold: those that ask for nothing just now have nothing reserved."""
+        free = self._fit(cluster_state.available_resources_per_node())
+        return {node: min(places, free.get(node, 0) + ours[node]) for node, places in self._places(leaving).items()}
+
+    def _fit(self, nodes: dict[str, dict[str, float]]) -> dict[str, int]:
+        """Workers that fit into these resources of each node."""
+        each = {name: need for name, need in self.scaling_config._resources_per_worker_not_none.items() if need}
+        return {node: int(min(has.get(one, 0) // each[one] for one in each)) for node, has in nodes.items()}
 
     def make_decision_for_non_running_worker_group(self) -> Any:
         now = time.monotonic()
@@ -133,7 +138,7 @@ class PlanPolicy(ElasticScalingPolicy):
         leaving = _leaving_nodes()
         ours = Counter(worker.metadata.node_id for worker in group.workers)
         staying = sum(n for node, n in ours.items() if node not in leaving)
-        self._places_known = self._places(leaving) if self._asked else {}
+        self._places_known = self._room(ours, leaving) if self._asked else {}
         possible = max(staying, sum(self._places_known.values()))
         return View(
             now=time.monotonic(),
