@@ -97,7 +97,7 @@ class PlanPolicy(ElasticScalingPolicy):
 
     def _fit(self, nodes: dict[str, dict[str, float]]) -> dict[str, int]:
         """Workers that fit into these resources of each node."""
-        each = {name: need for name, need in self.scaling_config._resources_per_worker_not_none.items() if need}
+        each: Any = {name: need for name, need in self.scaling_config._resources_per_worker_not_none.items() if need}
         return {node: int(min(has.get(one, 0) // each[one] for one in each)) for node, has in nodes.items()}
 
     def make_decision_for_non_running_worker_group(self) -> Any:
