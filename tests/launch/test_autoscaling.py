@@ -1,6 +1,7 @@
 """Nodes of an autoscaling cluster follow the plan of a run, and go when it has no use for them."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +14,13 @@ from corpora import documents, tiny_job, write_corpus
 from kills import Command, last_step, run_below
 from tokendrop.track.journal import read_steps
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif("TOKENDROP_KILLS" not in os.environ, reason="takes minutes: make chaos"),
+]
 
-STEPS, UP, DOWN = 1300, 500, 900  # two workers from UP on, one from DOWN on
+STEPS, UP, DOWN = 2100, 600, 1500  # two workers from UP on, one from DOWN on
 LAG_S = 6.0  # of the autoscaler's view, and for workers to change
 
 
@@ -42,7 +47,7 @@ def job_of(folder: Path) -> Path:
         scaling={
             "mode": "schedule",
             "segments": segments,
-            "cpus_per_worker": 2,
+            "cpus_per_worker": 1,  # a node has a GPU for one
             "gpus_per_worker": 1,
             "lead_s": 10,
             "patience_s": 60,
@@ -59,6 +64,7 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
 
     def look() -> bool:
         now = json.loads(tokendrop("status", "--json").stdout)
+        time.sleep(3)  # to ask takes a core for a second, from the workers
         nodes = sum(node["role"] == "worker" for node in now["nodes"])
         seen.append(Seen(time.time(), last_step(run), nodes, now["used"], now["requested"]))
         return False
@@ -71,7 +77,7 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
         inside = [one for one in seen if start < one.step < stop]
         settled = [one for one in inside if inside[0].time + LAG_S < one.time < inside[-1].time - LAG_S]
         assert settled, (start, inside)
-        assert {(one.used["CPU"], one.used["GPU"]) for one in settled} == {(2 * workers, workers)}
+        assert {(one.used["CPU"], one.used["GPU"]) for one in settled} == {(workers, workers)}
         if workers == 2:
             assert {one.nodes for one in settled} == {2}
             assert all(not one.requested for one in settled)
