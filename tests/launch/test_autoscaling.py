@@ -64,9 +64,9 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
 
     def look() -> bool:
         now = json.loads(tokendrop("status", "--json").stdout)
-        time.sleep(3)  # to ask takes a core for a second, from the workers
         nodes = sum(node["role"] == "worker" for node in now["nodes"])
         seen.append(Seen(time.time(), last_step(run), nodes, now["used"], now["requested"]))
+        time.sleep(3)  # to ask takes a core for a second, from the workers
         return False
 
     command.until(look, "the end of the run")
