@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokendrop.config.data import DataConfig
-from tokendrop.data.shards import MANIFEST, SPLITS, TOKENIZER, Header, Manifest, Split
+from tokendrop.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, Header, Manifest, Split
 from tokendrop.data.writer import ShardWriter
 
 
@@ -71,7 +71,7 @@ def open_writer(
     if not (folder / MANIFEST).exists():
         (folder / TOKENIZER).write_text(tokenizer)
         Header(
-            format=3,
+            format=FORMAT,
             kind="text",
             sequence_length=sequence_length,
             row_length=sequence_length + 1,

@@ -12,7 +12,7 @@ from tokendrop.data.encoder import Encoder
 from tokendrop.data.pack import Documents
 from tokendrop.data.pair_rows import PairPacker, pair_row_length
 from tokendrop.data.sentences import split_sentences
-from tokendrop.data.shards import TOKENIZER, Header, Shard, append_shard, write_shard
+from tokendrop.data.shards import FORMAT, TOKENIZER, Header, Shard, append_shard, write_shard
 from tokendrop.data.tokenizer import PAIR_TOKENS, load_tokenizer, vocab_size
 
 LENGTH = 32
@@ -89,7 +89,7 @@ def write_pairs(folder: Path, corpus: Sequence[str], *, shards: int = 4, complet
                 ),
             )
     Header(
-        format=3,
+        format=FORMAT,
         kind="sentence_pairs",
         sequence_length=LENGTH,
         row_length=pair_row_length(LENGTH),

@@ -3,6 +3,7 @@
 import json
 import random
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tokendrop.config.data import SourceConfig
 from tokendrop.data.commit import appearing, write_whole
 from tokendrop.data.order import ROW_BITS, NotPreparedError, first_ids
 from tokendrop.data.rows import FAILED, MappedSamples, Rows, held_out_ids, sample_order
-from tokendrop.data.shards import MANIFEST, SHARDS, TOKENIZER, read_documents, read_manifest
+from tokendrop.data.shards import FORMAT, MANIFEST, SHARDS, TOKENIZER, read_documents, read_manifest
 from tokendrop.errors import UserError
 
 
@@ -94,6 +95,13 @@ def test_a_damaged_manifest_is_named(tmp_path, file, text):
     if text is not None:
         (tmp_path / file).write_text(text + "\n")
     with pytest.raises(UserError, match=rf"^{tmp_path}/{file}: damaged .* remove {tmp_path} and prepare"):
+        read_manifest(tmp_path)
+
+
+def test_shards_of_another_version_are_told_from_damaged_ones(tmp_path):
+    written = write_folder(tmp_path, numbered_rows(2))
+    replace(written.header, format=FORMAT - 1).write(tmp_path)
+    with pytest.raises(UserError, match=f"of format {FORMAT - 1}, this version reads {FORMAT}; prepare the data again"):
         read_manifest(tmp_path)
 
 

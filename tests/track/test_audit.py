@@ -20,7 +20,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job
 from tokendrop.data.order import SampleOrder
 from tokendrop.data.rows import sample_order
-from tokendrop.data.shards import SHARDS, Header, Place, Shard, append_shard, read_manifest
+from tokendrop.data.shards import FORMAT, SHARDS, Header, Place, Shard, append_shard, read_manifest
 from tokendrop.errors import UserError
 from tokendrop.track import audit as audit_module
 from tokendrop.track.audit import Audit, Fault, Stretch, audit
@@ -95,7 +95,7 @@ def make_run(folder: Path, *, rows: tuple[int, ...] = (50,), window: int = 16, i
     data = folder / "data"
     data.mkdir(parents=True)
     header = Header(
-        format=3,
+        format=FORMAT,
         kind="text",
         sequence_length=16,
         row_length=17,

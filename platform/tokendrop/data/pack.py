@@ -51,8 +51,7 @@ class Packer:
             begin: leave out what comes before.
         """
         self.row_length, self._begin = row_length, begin
-        self._names: list[str] = []
-        self._codes: dict[str, int] = {}
+        self._sets = SetCodes()
         self._waiting: list[NDArray[np.integer]] = []
         self._index: list[NDArray[np.int64]] = []
         self._tokens = 0
@@ -61,9 +60,8 @@ class Packer:
         """Take in more documents."""
         ends = np.cumsum(documents.lengths_D)
         starts = ends - documents.lengths_D
-        codes = [self._code(name) for name in documents.sets_D]
         columns = (documents.files_D, documents.records_D, documents.seen_D, documents.bytes_D)
-        index = np.stack([starts, ends, np.array(codes, np.int64), *columns])
+        index = np.stack([starts, ends, self._sets.of(documents.sets_D), *columns])
         first = 0
         if self._begin is not None:
             first, index = _from(self._begin, index)
@@ -96,12 +94,6 @@ class Packer:
         self._waiting, self._index, self._tokens = [tokens_N[size:]], [left], self._tokens - size
         return packed
 
-    def _code(self, name: str) -> int:
-        if name not in self._codes:
-            self._codes[name] = len(self._names)
-            self._names.append(name)
-        return self._codes[name]
-
     def _documents(self, index: NDArray[np.int64], count: int) -> pa.Array:
         edges = np.arange(count + 1) * self.row_length
         firsts = np.searchsorted(index[0], edges[:-1], side="right") - 1
@@ -110,20 +102,38 @@ class Packer:
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         here = np.arange(offsets[-1]) + np.repeat(firsts - offsets[:-1], sizes)
         starts = index[0, here] - np.repeat(edges[:-1], sizes)
-        names = named(index[2, here], self._names)
-        columns = [pa.array(starts), names, pa.array(index[3, here], pa.int32()), pa.array(index[4, here])]
-        values = pa.StructArray.from_arrays(columns, fields=list(DOCUMENTS.value_type))
-        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+        return self._sets.documents(offsets, starts, index[:, here])
 
     def _counts(self, index: NDArray[np.int64], size: int) -> tuple[SetCounts, ...]:
         begins = (index[0] >= 0) & (index[0] < size)
-        tokens = np.clip(index[1], 0, size) - np.clip(index[0], 0, size)
-        found: list[SetCounts] = []
-        for code in np.unique(index[2, tokens > 0]):
+        return self._sets.counts(index, np.clip(index[1], 0, size) - np.clip(index[0], 0, size), begins)
+
+
+class SetCodes:
+    """Numbers for the sets of documents, as they come; an index has them in line 2, and further columns as `Packer`."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def of(self, names: Sequence[str]) -> NDArray[np.int64]:
+        return np.array([self._codes.setdefault(name, len(self._codes)) for name in names], np.int64)
+
+    def documents(self, offsets: NDArray[np.int64], starts: NDArray[np.int64], index: NDArray[np.int64]) -> pa.Array:
+        """The column `DOCUMENTS` of rows, by the place of each row's first document in an index."""
+        columns = [pa.array(starts), self._named(index[2]), pa.array(index[3], pa.int32()), pa.array(index[4])]
+        values = pa.StructArray.from_arrays(columns, fields=list(DOCUMENTS.value_type))
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+
+    def counts(
+        self, index: NDArray[np.int64], tokens: NDArray[np.int64], begins: NDArray[np.bool_]
+    ) -> tuple[SetCounts, ...]:
+        """Sums by set, by name, of those of an index that have tokens, and of those that begin here."""
+        names, found = list(self._codes), list[SetCounts]()
+        for code in np.unique(index[2, tokens > 0]).tolist():
             here = index[2] == code
             found.append(
                 SetCounts(
-                    set=self._names[code],
+                    set=names[code],
                     documents=int(begins[here].sum()),
                     tokens=int(tokens[here].sum()),
                     bytes=int(index[6, here & begins].sum()),
@@ -131,14 +141,14 @@ class Packer:
             )
         return tuple(sorted(found, key=lambda one: one.set))
 
-
-def named(codes: NDArray[np.int64], names: Sequence[str]) -> pa.DictionaryArray:
-    """Names by code, those that occur in the order of the alphabet: codes depend on where packing began."""
-    used, places = np.unique(codes, return_inverse=True)
-    occurring = [names[int(code)] for code in used]
-    order = sorted(range(len(used)), key=lambda place: occurring[place])
-    values = pa.array([occurring[place] for place in order], pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(np.argsort(order)[places], pa.int32()), values)
+    def _named(self, codes: NDArray[np.int64]) -> pa.DictionaryArray:
+        """Those that occur in the order of the alphabet: codes depend on where packing began."""
+        names = list(self._codes)
+        used, places = np.unique(codes, return_inverse=True)
+        occurring = [names[int(code)] for code in used]
+        order = sorted(range(len(used)), key=lambda place: occurring[place])
+        values = pa.array([occurring[place] for place in order], pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(np.argsort(order)[places], pa.int32()), values)
 
 
 def _from(begin: Place, index: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:

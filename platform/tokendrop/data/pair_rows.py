@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokendrop.data.order import hashed, uniform
-from tokendrop.data.pack import Documents, Packed, named
-from tokendrop.data.shards import DOCUMENTS, Place, SetCounts
+from tokendrop.data.pack import Documents, Packed, SetCodes
+from tokendrop.data.shards import Place
 
 _FLAGS = 16
 
@@ -63,8 +62,7 @@ class PairPacker:
             begin: leave out what comes before.
         """
         self.room, self.short_share, self._begin = sequence_length - 3, short_share, begin
-        self._names: list[str] = []
-        self._codes: dict[str, int] = {}
+        self._sets = SetCodes()
         self._waiting: list[NDArray[np.integer]] = []
         self._index: list[NDArray[np.int64]] = []
         self._ready = 0
@@ -74,7 +72,7 @@ class PairPacker:
         firsts_D = np.cumsum(documents.lengths_D) - documents.lengths_D
         begins_N, runs_XN = self._cut(documents, firsts_D)
         of_N, starts_N, ends_N = runs_XN
-        codes_D = np.array([self._code(name) for name in documents.sets_D], np.int64)
+        codes_D = self._sets.of(documents.sets_D)
         columns = (codes_D, documents.files_D, documents.records_D, documents.seen_D, documents.bytes_D)
         is_last_N = np.append(of_N[1:] != of_N[:-1], True)[: len(of_N)]
         index = np.stack(
@@ -98,16 +96,10 @@ class PairPacker:
         after = Place(file=file, record=record + 1, token=0, seen=seen + 1)
         return Packed(
             rows_NT=rows_NT[:count],
-            documents=self._documents(index),
-            sets=self._counts(index),
+            documents=self._sets.documents(np.arange(count + 1), -index[0], index),
+            sets=self._sets.counts(index, index[1] - index[0], index[0] == 0),
             next=after if is_last else Place(file=file, record=record, token=end, seen=seen),
         )
-
-    def _code(self, name: str) -> int:
-        if name not in self._codes:
-            self._codes[name] = len(self._names)
-            self._names.append(name)
-        return self._codes[name]
 
     def _cut(self, documents: Documents, firsts_D: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """Whether a sentence begins at each token; and of each row, (3, rows): its document, its start and its end."""
@@ -130,27 +122,6 @@ class PairPacker:
         alone = before_N[runs_XN[1]] == before_N[runs_XN[2] - 1]
         begins_N[(runs_XN[1] + runs_XN[2])[alone] // 2] = True
         return begins_N, runs_XN[:, runs_XN[2] - runs_XN[1] > 1]
-
-    def _documents(self, index: NDArray[np.int64]) -> pa.Array:
-        names = named(index[2], self._names)
-        columns = [pa.array(-index[0]), names, pa.array(index[3], pa.int32()), pa.array(index[4])]
-        values = pa.StructArray.from_arrays(columns, fields=list(DOCUMENTS.value_type))
-        return pa.ListArray.from_arrays(pa.array(np.arange(index.shape[1] + 1), pa.int32()), values)
-
-    def _counts(self, index: NDArray[np.int64]) -> tuple[SetCounts, ...]:
-        tokens, begins = index[1] - index[0], index[0] == 0
-        found: list[SetCounts] = []
-        for code in np.unique(index[2]):
-            here = index[2] == code
-            found.append(
-                SetCounts(
-                    set=self._names[code],
-                    documents=int(begins[here].sum()),
-                    tokens=int(tokens[here].sum()),
-                    bytes=int(index[6, here & begins].sum()),
-                )
-            )
-        return tuple(sorted(found, key=lambda one: one.set))
 
 
 class _Pieces(NamedTuple):

@@ -133,7 +133,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder.
 
     Raises:
-        UserError: there is none, or it can't be read.
+        UserError: there is none, it can't be read, or another version of tokendrop wrote it.
     """
     path = folder / MANIFEST
     try:
@@ -144,6 +144,10 @@ def read_manifest(folder: Path) -> Manifest:
         shards = tuple(build(Shard, json.loads(line), f"line {number}") for number, line in enumerate(lines, start=1))
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None
+    if header.format != FORMAT:
+        raise UserError(
+            f"{folder}: token shards of format {header.format}, this version reads {FORMAT}; prepare the data again"
+        )
     if header.is_complete and header.rows != tuple(
         sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS
     ):
