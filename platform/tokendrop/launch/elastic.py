@@ -81,11 +81,9 @@ class PlanPolicy(ElasticScalingPolicy):
     def _places(self, leaving: frozenset[str]) -> dict[str, int]:
         """Workers that each node could hold, of those asked for; the nodes that will go away left out."""
         actor: Any = self._autoscaling_coordinator
+        reserved = actor.get_reserved_resources.remote(self._requester_id, recompute=True)  # else up to 20 s old
         try:
-            # recomputed: its own view of the cluster is up to 20 s old
-            found: Any = ray.get(
-                actor.get_reserved_resources.remote(self._requester_id, recompute=True), timeout=_CALL_S
-            )
+            found: Any = ray.get(reserved, timeout=_CALL_S)
         except (RayError, GetTimeoutError):
             return {}
         return {node: places for node, places in self._fit(found).items() if node not in leaving}
@@ -122,7 +120,10 @@ class PlanPolicy(ElasticScalingPolicy):
         asked = self.follower.request(view)
         # an autoscaler books what is asked for on idle nodes, and so keeps them; Ray Data leaves it to us elsewhere
         lost = view.have - view.staying if asked else 0
+        before = self._asked
         self._request(asked + lost or (0 if self.autoscaling else view.have))
+        if self._asked > before:  # steps so short that the edge came before the room for it was asked for
+            view = self._view(group, stands)
         act = self.follower.decide(view)
         is_near = act is not Act.STAY or self.follower.next_change(view)[1] < _NEAR_S
         self.poll_s = _POLL_NEAR_S if is_near else _POLL_S
