@@ -8,7 +8,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tokendrop.launch.cluster import source_path
 from tokendrop.track.journal import METRICS
@@ -48,6 +51,17 @@ class Command(subprocess.Popen[bytes]):
     def finish(self) -> None:
         """Wait for its end, which is to be a success."""
         assert not self.until(lambda: False, "its end")
+
+
+def processes_named(*words: str) -> list[psutil.Process]:
+    """Those that have all of the words in their command line."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if all(word in line for word in words):
+                found.append(process)
+    return found
 
 
 def lines(path: Path) -> list[str]:

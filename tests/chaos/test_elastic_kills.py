@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
-from kills import LONGEST_WAIT_S, Command, audited, last_step, run_below
+from kills import LONGEST_WAIT_S, Command, audited, last_step, processes_named, run_below
 from tokendrop.config.load import load_job
 from tokendrop.launch.local_head import free_port
 from tokendrop.models.build import build_model
@@ -126,16 +126,6 @@ def job_of(folder: Path, steps: int, uri: str) -> Path:
         },
         track={"uri": uri},
     )
-
-
-def processes_named(*words: str) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            line = " ".join(process.cmdline())
-            if all(word in line for word in words):
-                found.append(process)
-    return found
 
 
 def strike(name: str, folder: str, chance: random.Random) -> None:

@@ -16,6 +16,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.launch.elastic import PlanController, PlanPolicy, PlanTrainer, PlanWorkerGroup
+from tokendrop.launch.quiet import AlonePolicy, QuietTorchTrainer
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import MetricsTail, read_steps
@@ -147,6 +148,11 @@ def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(folder:
 
 
 OVERRIDDEN = [
+    (QuietTorchTrainer, "_create_default_callbacks", "(self)"),
+    (QuietTorchTrainer, "_initialize_and_run_controller", "(self, **controller_init_kwargs)"),
+    (AlonePolicy, "_send_resource_request", "(self)"),
+    (AlonePolicy, "_maybe_send_resource_request", "(self)"),
+    (AlonePolicy, "_cancel_resource_request", "(self)"),
     (PlanTrainer, "_initialize_and_run_controller", "(self, **controller_init_kwargs)"),
     (PlanController, "_run_control_loop_iteration", "(self)"),
     (PlanController, "_execute_resize_decision", "(self, decision)"),

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import threading
 from pathlib import Path
 
 import ray
@@ -52,12 +54,20 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         # a submitted job may set PYTHONPATH too; the one here goes on from it
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         ray.init(address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **quiet)
+        _heed_sigterm()
         return
     os.environ["PYTHONPATH"] = path
     for name, value in _ALONE.items():
         os.environ.setdefault(name, value)
     ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=400 * 2**20, **quiet)
+    _heed_sigterm()
     _alone = True
+
+
+def _heed_sigterm() -> None:
+    """Let SIGTERM, `ray job stop`'s among them, end this process as Ctrl-C does; Ray's own handler aborts it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def source_path() -> str:

@@ -15,7 +15,7 @@ import ray
 from ray._private.state import state as cluster_state
 from ray._raylet import RAY_NODE_ID_KEY  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import GetTimeoutError, RayError
-from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR, get_env_vars_to_propagate
+from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision
@@ -29,7 +29,7 @@ from tokendrop.launch.orders import Standing, go_on, import_all, pause, set_mark
 from tokendrop.launch.quiet import QuietTorchTrainer
 from tokendrop.train.checkpoint import committed_step
 
-_CALL_S, _ABORT_S, _IDLE_S, _FREE_S = 5.0, 3.0, 0.25, 1.5
+_CALL_S, _IDLE_S, _FREE_S = 5.0, 0.25, 1.5
 _POLL_S, _POLL_NEAR_S, _NEAR_S = 1.0, 0.1, 5.0  # how often workers are looked at, and how often before they change
 _IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
 _WARM_S = 30.0  # so long before workers change, the processes of the next ones start
@@ -103,7 +103,7 @@ class PlanPolicy(ElasticScalingPolicy):
         self._waits_since = self._waits_since or now
         step, leaving = committed_step(self.checkpoints), _leaving_nodes()
         self._request(self.follower.request(View(now=now, have=0, since=now, done=step, possible=self._possible)))
-        self._possible = sum(self._places(leaving).values())
+        self._possible = sum(self._room(Counter(), leaving).values())
         waited_s = now - self._waits_since
         size = self.follower.start(step, possible=self._possible, waited_s=waited_s, is_restart=self._has_run)
         if not size:
@@ -285,15 +285,4 @@ class PlanTrainer(QuietTorchTrainer):
         settings["scaling_policy"] = self.policy
         settings["callbacks"] = [*settings["callbacks"], _Marks()]
         # the policy looks for nodes that will go away by itself: Ray's watcher lets the work go on until they do
-        environment = {**get_env_vars_to_propagate(), ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0"}
-        here = {RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
-        actor = ray.remote(num_cpus=0, label_selector=here, runtime_env={"env_vars": environment})(PlanController)
-        controller: Any = actor.remote(**settings)
-        try:
-            ray.get(controller.run.remote())
-            return ray.get(controller.get_result.remote())
-        except BaseException:  # Ctrl-C and SIGTERM among them
-            with contextlib.suppress(Exception):
-                ray.get(controller.abort.remote(), timeout=_ABORT_S)
-            ray.kill(controller)
-            raise
+        return self._run_controller(PlanController, {ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0"}, settings)

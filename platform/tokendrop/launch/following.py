@@ -5,6 +5,8 @@ from enum import Enum, auto
 
 from tokendrop.schedule.plan import RunPlan
 
+_SETTLE_S = 2.0  # until the cluster knows that the workers of a group that failed are gone
+
 
 class Act(Enum):
     """What a group of workers is to do, where it is not to be replaced by one of another size."""
@@ -68,8 +70,8 @@ class Follower:
     def start(self, step: int, *, possible: int, waited_s: float, is_restart: bool) -> int:
         """The size to start with; 0 to wait. A run that has begun takes what there is, and grows as nodes come."""
         best = self.fit(min(self.target(step), possible))
-        patient = not is_restart and waited_s < self.patience_s
-        return best if best == self.target(step) or not patient else 0
+        patience_s = min(self.patience_s, _SETTLE_S) if is_restart else self.patience_s
+        return best if best == self.target(step) or waited_s >= patience_s else 0
 
     def request(self, view: View) -> int:
         """Workers to ask the cluster for, above those that it would hold anyway: 0 where all are there.

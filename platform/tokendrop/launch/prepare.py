@@ -44,6 +44,10 @@ class Preparation:
         self._stop.set()
         self._pool.shutdown()
 
+    @property
+    def is_done(self) -> bool:
+        return self._done.done()
+
     def wait(self) -> Path:
         """The folder, as soon as training can start on it.
 

@@ -17,7 +17,7 @@ from tokendrop.launch.following import Follower
 from tokendrop.launch.orders import ORDERS
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import DeviceTorchConfig
-from tokendrop.launch.quiet import QuietTorchTrainer
+from tokendrop.launch.quiet import QuietTorchTrainer, end_idle_actors
 from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerTask, held_out_rows, run_worker
@@ -61,6 +61,8 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         run = create_run_folder(config) if resume is None else resume.absolute()
         describe_run(run, config, data)
         mirror = MlflowMirror(run, config) if config.track.uri else None
+        if preparation.is_done:
+            end_idle_actors()
         with Watcher(run, config, mirror):
             try:
                 _fit(_task(config, run, data))

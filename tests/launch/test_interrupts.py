@@ -1,0 +1,86 @@
+"""Ctrl-C and SIGTERM end a run within seconds, whatever it does just then, and leave nothing running."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from corpora import byte_tokenizer, documents, tiny_job, write_corpus
+from kills import Command, last_step, processes_named, run_below
+from tokendrop.config.load import load_job
+from tokendrop.data.pipeline import prepare
+
+pytestmark = pytest.mark.ray
+
+ENDS_WITHIN_S = 5
+MODES = {
+    "fixed": ["scaling.mode=fixed"],
+    "schedule": ["scaling.mode=schedule", "scaling.segments=[{from: 0%, workers: 1}]"],
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
+    return tiny_job(
+        tmp_path,
+        [corpus],
+        data={"tokenizer": str(byte_tokenizer(tmp_path / "tokenizer.json"))},
+        train={"length": "100000 steps"},
+        scaling={"cpus_per_worker": 1},
+    )
+
+
+@pytest.mark.parametrize(("mode", "sent"), [("fixed", signal.SIGINT), ("schedule", signal.SIGTERM)])
+def test_a_run_that_trains_ends_at_once(job: Path, tmp_path: Path, mode: str, sent: signal.Signals) -> None:
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = Command("train", job, *MODES[mode], environment=alone)
+    run = run_below(tmp_path / "runs", command)
+    assert command.until(lambda: last_step(run) >= 3, "step 3")
+    started = psutil.Process(command.pid).children(recursive=True)
+    assert any("RayTrainWorker" in one.name() + " ".join(one.cmdline()) for one in started)
+    command.send_signal(sent)
+    assert command.wait(ENDS_WITHIN_S) == 130, command.said()
+    assert "Traceback" not in command.said()
+    assert psutil.wait_procs(started, timeout=ENDS_WITHIN_S)[1] == []
+
+
+@pytest.fixture
+def full_cluster(ray_cluster: None) -> Iterator[dict[str, str]]:
+    """The environment of a process on a cluster whose cores another run has."""
+
+    @ray.remote(num_cpus=4)
+    class Other:
+        def is_there(self) -> bool:
+            return True
+
+    other = Other.remote()
+    ray.get(other.is_there.remote())  # pyright: ignore[reportAttributeAccessIssue]
+    yield {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    ray.kill(other)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_run_that_waits_for_nodes_leaves_the_cores_alone_and_ends_at_once(
+    job: Path, request: pytest.FixtureRequest
+) -> None:
+    prepare(load_job(job))
+    environment = request.getfixturevalue("full_cluster")
+    command = Command("train", job, *MODES["schedule"], environment=environment)
+    assert command.until(lambda: bool(processes_named("Controller.run")), "the controller")
+    time.sleep(2)
+    (controller,) = processes_named("Controller.run")
+    before, at = controller.cpu_times(), time.monotonic()
+    time.sleep(3)
+    after = controller.cpu_times()
+    used = after.user + after.system - before.user - before.system
+    assert used / (time.monotonic() - at) < 0.2
+    command.send_signal(signal.SIGINT)
+    assert command.wait(ENDS_WITHIN_S) == 130
+    assert "Traceback" not in command.said()
+    assert psutil.wait_procs([controller], timeout=ENDS_WITHIN_S)[1] == []
