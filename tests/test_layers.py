@@ -51,6 +51,7 @@ FOREIGN = {
     "track/mlflow.py": {"mlflow"},
     "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "tqdm", "transformers"},
     "bench": {"numpy", "torch"},
+    "bench/overhead.py": {"psutil"},
     "bench/peers.py": {"datasets", "pyarrow", "ray", "streaming"},
     "bench/picture.py": {"matplotlib"},
     "bench/preparation.py": {"pyarrow"},

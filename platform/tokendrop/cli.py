@@ -158,7 +158,6 @@ def bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="step")
     parser.add_argument("--compile", action="store_true", help="step: torch.compile each layer")
     parser.add_argument("--job", type=Path, help="overhead, data, elastic (default one of jobs/pretrain)")
-    parser.add_argument("--steps", type=int, default=100, help="overhead: steps of one measurement (default 100)")
     parser.add_argument("--resizes", type=int, default=20, help="elastic: changes of workers (default 20)")
     parser.add_argument("--stretch", type=int, default=30, help="elastic: steps between two of them (default 30)")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="elastic: draw its first run, as .svg or .png")

@@ -157,7 +157,7 @@ def bench(options: argparse.Namespace) -> None:
             say=say,
         )
     else:
-        result = bench_overhead(job, steps=options.steps, rounds=options.rounds, say=say)
+        result = bench_overhead(job, rounds=options.rounds, say=say)
     if options.json:
         print_json(result)
     else:

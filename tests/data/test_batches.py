@@ -1,13 +1,16 @@
 """Batches: the same samples at any world size and from any step."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokendrop.data.batches import RowBatches
+from tokendrop.data.batches import MicroBatches, text_batch
 from tokendrop.data.order import ROW_BITS, Committed, SampleOrder, rows_of
+from tokendrop.models.batch import Batch
 from tokendrop.schedule.batch import BatchSplit
 
 SEQUENCE = 6
@@ -28,14 +31,14 @@ def numbered(rows):
     return rows[:, None] * 100 + np.arange(SEQUENCE + 1)
 
 
-def batches(case, *, world_size: int, rank: int, held_out: int = 5) -> RowBatches:
+def batches(case, *, world_size: int, rank: int, held_out: int = 5) -> MicroBatches[Batch]:
     rows, micro_batch, global_batch, seed = case
-    return RowBatches(
+    return MicroBatches(
+        partial(text_batch, device=torch.device("cpu")),
         train=NumberedSamples(rows, seed=seed),
         validation=(np.arange(held_out), numbered(np.arange(held_out))),
         split=BatchSplit(global_batch=global_batch, micro_batch=micro_batch, world_size=world_size),
         rank=rank,
-        device=torch.device("cpu"),
     )
 
 

@@ -1,7 +1,7 @@
 """What BERT reads: pairs of one document, two tasks, masks; the same whoever reads them and whenever."""
 
 import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from transformers import BertTokenizerFast
 
 from pairs import LENGTH, texts, write_pairs, write_vocabulary
 from tokendrop.config.data import PairsConfig
-from tokendrop.data.batches import PairBatches
+from tokendrop.data.batches import MicroBatches, pair_batch
 from tokendrop.data.encoder import Encoder
 from tokendrop.data.mask_tokens import IGNORED
 from tokendrop.data.order import ROW_BITS, SampleOrder, first_ids
@@ -63,17 +63,16 @@ def reader(
     seed: int = 7,
     window: int = WINDOW,
     **pairs: object,
-) -> PairBatches:
+) -> MicroBatches[BertBatch]:
     config = PairsConfig(sentence_task=task, **pairs)
     make = PairMaker(config, pair_vocabulary(tokenizer_of(folder)), sequence_length=LENGTH, seed=seed)
     order = SampleOrder(seed=seed, weights=[1.0], window=window)
-    return PairBatches(
-        make,
+    return MicroBatches(
+        partial(pair_batch, pairs=make, device=torch.device("cpu")),
         train=PairSamples(Rows(folder, "train"), order, config, seed=seed),
         validation=held_out_pairs(Rows(folder, "validation"), first_ids(0, 40), config, seed=seed),
         split=BatchSplit(global_batch=16, micro_batch=micro_batch, world_size=world_size),
         rank=rank,
-        device=torch.device("cpu"),
     )
 
 
@@ -88,7 +87,7 @@ def by_id(batches: list[BertBatch]) -> dict[int, tuple[object, ...]]:
     return found
 
 
-def steps(batches: PairBatches, *numbers: int) -> list[BertBatch]:
+def steps(batches: MicroBatches[BertBatch], *numbers: int) -> list[BertBatch]:
     return [batch for step in numbers for batch in batches.of_step(step)]
 
 
@@ -169,7 +168,7 @@ def test_samples_do_not_depend_on_ranks_micro_batches_or_the_order_of_reading(fo
 @TASKS
 def test_each_epoch_makes_other_pairs_and_masks_of_the_same_rows(folder, task):
     batches = reader(folder, task, whole_words=False)
-    (rows,) = batches.train.rows.committed.rows
+    (rows,) = Rows(folder, "train").committed.rows
     epoch = rows // 16
     both = by_id(steps(batches, *range(2 * epoch)))
     row = (1 << ROW_BITS) - 1
@@ -233,8 +232,8 @@ def test_the_text_in_the_place_of_b_is_of_the_same_window_however_far_preparatio
     header = (folder / MANIFEST).read_text().replace('"is_complete": true', '"is_complete": false')
     (early / MANIFEST).write_text(header)
     some, whole = reader(early, "nsp", window=16), reader(folder, "nsp", window=16)
-    count = some.train.rows.committed.rows[0] // 16
-    assert 2 <= count < whole.train.rows.committed.rows[0] // 16
+    count, of = (Rows(one, "train").committed.rows[0] // 16 for one in (early, folder))
+    assert 2 <= count < of
     assert by_id(steps(some, *range(count))) == by_id(steps(whole, *range(count)))
 
     tokenizer = tokenizer_of(folder)

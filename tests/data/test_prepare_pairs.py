@@ -1,5 +1,6 @@
 """Sentence pairs through preparation: from files, by Ray, to batches."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from pairs import LENGTH, texts, write_vocabulary
 from tokendrop.cli import main
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
-from tokendrop.data.batches import PairBatches
+from tokendrop.data.batches import MicroBatches, pair_batch
 from tokendrop.data.encoder import Encoder
 from tokendrop.data.mask_tokens import IGNORED
 from tokendrop.data.pair_rows import pair_row_length, read_runs
@@ -66,13 +67,13 @@ def test_rows_are_the_documents_by_their_tokenizer_and_batches_are_read_from_the
     assert header.tokens == tokens
 
     pairs, seed = config.data.pairs, config.seed
-    batches = PairBatches(
-        PairMaker(pairs, pair_vocabulary(tokenizer), sequence_length=LENGTH, seed=seed),
+    make = PairMaker(pairs, pair_vocabulary(tokenizer), sequence_length=LENGTH, seed=seed)
+    batches = MicroBatches(
+        partial(pair_batch, pairs=make, device=torch.device("cpu")),
         train=PairSamples(train, sample_order(config.data, seed=seed), pairs, seed=seed),
         validation=held_out_pairs(validation, held_out_ids(config.data, validation.committed, 4), pairs, seed=seed),
         split=config.plan().batch,
         rank=0,
-        device=torch.device("cpu"),
     )
     for batch in [*batches.of_step(0), *batches.validation()]:
         assert batch.input_ids_BS.shape == batch.labels_BS.shape == batch.attention_mask_BS.shape

@@ -1,10 +1,7 @@
 """Workers that change by plan, by accident and as the cluster allows: nothing of it shows in what is trained."""
 
 import inspect
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,37 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.load import load_job
+from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.errors import UserError
 from tokendrop.launch.elastic import PlanController, PlanPolicy, PlanTrainer, PlanWorkerGroup
 from tokendrop.launch.quiet import AlonePolicy, QuietTorchTrainer
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
-from tokendrop.track.journal import MetricsTail, read_steps
 from tokendrop.track.run_folder import read_attempts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
-FLOAT64 = 1e-10  # losses of runs that differ in nothing but the order of their sums
-
-JOB = """
-name: tiny
-model: {kind: gpt, layers: 4, width: 32, heads: 2, sequence_length: 32, vocab_size: 512}
-data: {corpus: [CORPUS], tokenizer_vocab_size: 300, validation_share: 0.2, rows_per_shard: 64}
-train:
-  length: 16 steps
-  global_batch: 8
-  micro_batch: 2
-  peak_lr: 1.0e-3
-  precision: fp64
-  lr_clock: layer_token
-drop: {method: random_ltd, schedule: {kind: linear, start: 8, until: 70%, increment: 4}}
-scaling: {cpus_per_worker: 1, max_restarts: 1, patience_s: 2}
-checkpoint: {every: 5 steps}
-evaluate: {every: 8 steps, sequences: 8}
-track: {uri: null}
-"""
+SIXTEEN = ("train.length=16 steps", "checkpoint.every=5 steps", "evaluate.every=8 steps")
 
 
 def segments(*sizes: tuple[str, int]) -> str:
@@ -53,32 +30,19 @@ PLAN = segments(("0%", 1), ("4 steps", 2), ("8 steps", 4), ("12 steps", 1))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus, whose token shards the runs share."""
-    folder = tmp_path_factory.mktemp("elastic")
-    words = np.random.default_rng(0).integers(0, 50, size=(200, 40))
-    text = "\n".join(f'{{"text": "{" ".join(f"word{w}" for w in line)}"}}' for line in words)
-    (folder / "corpus.jsonl").write_text(text)
-    (folder / "tiny.yaml").write_text(JOB.replace("CORPUS", str(folder / "corpus.jsonl")))
-    return folder
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a corpus, whose token shards the runs share."""
+    return write_job(tmp_path_factory.mktemp("elastic"))
 
 
-def config_of(folder: Path, *overrides: str) -> ExperimentConfig:
-    return load_job(folder / "tiny.yaml", [f"runs_folder={folder}/runs", f"data.folder={folder}/data", *overrides])
-
-
-def trained(folder: Path, *overrides: str) -> dict[str, Any]:
-    return run_training(config_of(folder, *overrides))
-
-
-def losses(run: str) -> list[float]:
-    return [row["loss"] for row in read_steps(Path(run))]
+def trained(job: Path, *overrides: str) -> dict[str, Any]:
+    return run_training(config_of(job, *SIXTEEN, *overrides))
 
 
 @pytest.fixture(scope="module")
-def fixed(folder: Path, ray_cluster: None) -> list[float]:
+def fixed(job: Path, ray_cluster: None) -> list[float]:
     """The losses of one worker that nothing happens to."""
-    return losses(trained(folder)["run"])
+    return losses(Path(trained(job)["run"]))
 
 
 def stretches(run: str) -> list[tuple[int, int, int | None]]:
@@ -89,10 +53,10 @@ def stretches(run: str) -> list[tuple[int, int, int | None]]:
 
 @pytest.mark.parametrize("mode", ["fit_per_segment", "schedule"])
 def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
-    folder: Path, fixed: list[float], mode: str, capsys: pytest.CaptureFixture[str]
+    job: Path, fixed: list[float], mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = trained(folder, f"scaling.mode={mode}", PLAN)
-    np.testing.assert_allclose(losses(result["run"]), fixed, rtol=FLOAT64)
+    result = trained(job, f"scaling.mode={mode}", PLAN)
+    np.testing.assert_allclose(losses(Path(result["run"])), fixed, rtol=FLOAT64)
     assert stretches(result["run"]) == [(1, 4, 1), (5, 8, 2), (9, 12, 4), (13, 16, 1)]
     assert (result["resizes"], result["restarts"]) == (3, 0)
     _, pauses = read_attempts(Path(result["run"]))
@@ -105,46 +69,32 @@ def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
     assert "a worker was lost" not in said
 
 
-def kill_at(runs: Path, step: int) -> None:
-    """SIGKILL rank 0 of the run below `runs` as soon as it has done `step`."""
-    while not (found := list(runs.glob("*/metrics.jsonl"))):
-        time.sleep(0.02)
-    tail, pid = MetricsTail(found[0].parent), 0
-    while True:
-        for line in tail.read():
-            pid = line.get("pid", pid)
-            if line.get("step", 0) >= step:
-                os.kill(pid, signal.SIGKILL)
-                return
-        time.sleep(0.02)
-
-
-def test_a_worker_killed_within_a_segment_costs_no_sample_and_the_plan_goes_on(folder: Path) -> None:
+def test_a_worker_killed_within_a_segment_costs_no_sample_and_the_plan_goes_on(job: Path) -> None:
     longer = ("train.length=400 steps", "checkpoint.every=40 steps")
-    runs = folder / "killed"
+    runs = job.parent / "killed"
     killer = threading.Thread(target=kill_at, args=(runs, 50))
     killer.start()
     plan = segments(("0%", 1), ("300 steps", 2))
-    result = trained(folder, *longer, "scaling.mode=schedule", plan, f"runs_folder={runs}")
+    result = trained(job, *longer, "scaling.mode=schedule", plan, f"runs_folder={runs}")
     killer.join()
     assert (result["resizes"], result["restarts"]) == (1, 1)
     assert stretches(result["run"]) == [(1, 300, 1), (301, 400, 2)]
 
 
 def test_a_cluster_that_has_less_than_the_plan_wants_gives_what_it_has(
-    folder: Path, fixed: list[float], capsys: pytest.CaptureFixture[str]
+    job: Path, fixed: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = segments(("0%", 4), ("12 steps", 1))
-    result = trained(folder, "scaling.mode=schedule", "scaling.cpus_per_worker=2", plan, "scaling.patience_s=1")
-    np.testing.assert_allclose(losses(result["run"]), fixed, rtol=FLOAT64)
+    result = trained(job, "scaling.mode=schedule", "scaling.cpus_per_worker=2", plan, "scaling.patience_s=1")
+    np.testing.assert_allclose(losses(Path(result["run"])), fixed, rtol=FLOAT64)
     assert stretches(result["run"]) == [(1, 12, 2), (13, 16, 1)]
     assert "note     the plan has up to 4 workers, this cluster has CPUs for 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("mode", "cpus"), [("schedule", 5), ("fit_per_segment", 2)])
-def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(folder: Path, mode: str, cpus: int) -> None:
+def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(job: Path, mode: str, cpus: int) -> None:
     with pytest.raises(UserError, match=r"^scaling: \d workers want \d+ CPUs, this cluster has 4; lower .+$"):
-        trained(folder, f"scaling.mode={mode}", segments(("0%", 4)), f"scaling.cpus_per_worker={cpus}")
+        trained(job, f"scaling.mode={mode}", segments(("0%", 4)), f"scaling.cpus_per_worker={cpus}")
 
 
 OVERRIDDEN = [

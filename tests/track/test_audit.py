@@ -4,119 +4,23 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiny import experiment
+from ledgers import BATCH, SAVE_EVERY, STEPS, WORLD_SIZES, Run, make_run
 from tokendrop.cli import main
-from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.load import dump_job
-from tokendrop.data.order import SampleOrder
-from tokendrop.data.rows import sample_order
-from tokendrop.data.shards import FORMAT, SHARDS, Header, Place, Shard, append_shard, read_manifest
+from tokendrop.data.shards import SHARDS
 from tokendrop.errors import UserError
 from tokendrop.track import audit as audit_module
 from tokendrop.track.audit import Audit, Fault, Stretch, audit
-from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, Journal, read_ledger
+from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, read_ledger
 from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
-from tokendrop.train.report import StepReport
-
-STEPS, SAVE_EVERY, BATCH = 12, 3, 8
-WORLD_SIZES = [1, 2, 4]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder whose ledger is written by the real journal; nothing else is trained."""
-
-    folder: Path
-    config: ExperimentConfig
-
-    @property
-    def order(self) -> SampleOrder:
-        return sample_order(self.config.data, seed=self.config.seed)
-
-    def ids_of(self, step: int) -> list[int]:
-        committed = read_manifest(self.folder / "data").committed("train")
-        return self.order.sample_ids(np.arange((step - 1) * BATCH, step * BATCH), committed).tolist()
-
-    def attempt(self, world_size: int, *, start: int, end: int = STEPS, written: int = 4, saved: bool = True) -> int:
-        """Workers that record and commit as the loop does, up to `end`; the step of the last checkpoint.
-
-        Args:
-            written: ranks that have written their part of the last commit when they end.
-            saved: whether that commit's checkpoint is committed too.
-        """
-        split = replace(self.config.plan().batch, world_size=world_size)
-        size = split.micro_batch
-        journals = [Journal(self.folder, rank=rank, world_size=world_size, start=start) for rank in range(world_size)]
-        checkpoint = start
-        for step in range(start + 1, end + 1):
-            ids = self.ids_of(step)
-            for rank, journal in enumerate(journals):
-                mine = [one for n in split.micro_batches(rank) for one in ids[n * size : (n + 1) * size]]
-                journal.record(report(step, world_size), mine)
-            if step % SAVE_EVERY:
-                continue
-            is_last = step + SAVE_EVERY > end
-            for journal in journals[: written if is_last else None]:
-                journal.commit(step)
-            if not is_last or (saved and written >= world_size):
-                checkpoint = step
-                self.checkpoint(step)
-        return checkpoint
-
-    def checkpoint(self, step: int) -> None:
-        folder = self.folder / CHECKPOINTS / f"step_{step:09}"
-        folder.mkdir(parents=True)
-        (folder / "meta.json").write_text(json.dumps({"step": step}))
-
-
-def report(step: int, world_size: int) -> StepReport:
-    numbers = dict.fromkeys(("loss", "grad_norm", "lr", "flops", "data_time_s", "step_time_s"), 1.0)
-    counts = dict.fromkeys(("kept_length", "tokens", "layer_tokens"), 1)
-    return StepReport(step=step, world_size=world_size, val_loss=None, **numbers, **counts)
-
-
-def make_run(folder: Path, *, rows: tuple[int, ...] = (50,), window: int = 16, is_complete: bool = True) -> Run:
-    """A run on token shards of which the manifest alone is there."""
-    names = tuple(f"source{number}" for number in range(len(rows)))
-    sources = [{"name": name, "corpus": ["unused"], "weight": number + 1} for number, name in enumerate(names)]
-    config = experiment(
-        data={"sources": sources, "shuffle_rows": window}, train__length=f"{STEPS} steps", train__micro_batch=2
-    )
-    data = folder / "data"
-    data.mkdir(parents=True)
-    header = Header(
-        format=FORMAT,
-        kind="text",
-        sequence_length=16,
-        row_length=17,
-        vocab_size=50,
-        tokenizer_sha256="",
-        sources=names,
-        files=(),
-        is_complete=is_complete,
-        rows=(sum(rows), 0, 0) if is_complete else (),
-    )
-    header.write(data)
-    for name, count in zip(names, rows, strict=True):
-        next_place = Place(file=0, record=1, token=0, seen=0)
-        append_shard(
-            data,
-            Shard(source=name, split="train", file="gone", rows=count, bytes=1, sha256="", sets=(), next=next_place),
-        )
-    (folder / JOB).write_text(dump_job(config))
-    (folder / DATA).write_text(f"{data}\n")
-    return Run(folder, config)
-
 
 # an attempt: world size, its last step, ranks that had written their part of the last commit by then, and whether
 # that commit's checkpoint was committed

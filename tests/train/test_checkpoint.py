@@ -1,5 +1,6 @@
 """Saving, dying, going on: a run interrupted anywhere ends where an uninterrupted one does."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -226,6 +227,29 @@ def test_training_may_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> Non
     plain = gpt()
     load_weights(plain, committed(tmp_path)[0])
     assert_same(dict(plain.state_dict()), saved)
+
+
+def test_a_checkpoint_counts_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    """Not when the next is saved: a worker that dies in between would lose twice as much."""
+    checkpoints = Checkpoints(tmp_path, keep=1, meta={})
+    checkpoints.save(new_engine(experiment()), 1)
+    deadline = time.monotonic() + 30
+    while not committed(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    checkpoints.wait()
+    assert [path.name for path in committed(tmp_path)] == [step_name(1)]
+
+
+def test_a_checkpoint_that_can_not_be_written_is_told_of_where_it_is_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, keep=1, meta={})
+    checkpoints.save(new_engine(experiment()), 1)
+    checkpoints.wait()
+    (folder / step_name(2)).write_text("in the way")
+    checkpoints.save(new_engine(experiment()), 2)
+    with pytest.raises(OSError, match=step_name(2)):
+        checkpoints.wait()
 
 
 def test_the_weights_of_a_dropped_model_load_into_a_plain_one(uninterrupted) -> None:

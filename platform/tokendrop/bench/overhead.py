@@ -5,63 +5,117 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from tokendrop.bench.figures import bench_result, figure, interleave, ratios
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.models.build import build_model
+from tokendrop.track.journal import METRICS
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.optimizer import build_optimizer
 
-_WARM_UP = 8  # until Ray has started all of its own processes
+_WARM_UP = 12  # steps; until then Ray starts processes of its own
+_TURN_S, _POLL_S, _END_S = 10.0, 0.5, 30.0
 
 
-def bench_overhead(job: Path, *, steps: int, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Train `steps` steps with everything on (Ray Train, data, checkpoints, MLflow), and in a bare loop.
+def bench_overhead(job: Path, *, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Train with everything on (Ray Train, data, checkpoints, MLflow), and in a bare loop, in turns of seconds.
 
-    Each measurement is a process of its own, so that neither warms the other up; start-up and the first steps
-    are left out of both.
+    Whose turn it is not is stopped, with all of its processes: a machine's own speed changes within minutes by more
+    than is to be measured. Start-up and the first steps are left out of both; checkpoints are saved as the job says.
     """
-    overrides = [f"train.length={steps} steps", "checkpoint.every=50%", "evaluate.every=50%"]
-    config = load_job(job, overrides)
-    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as scratch:
-        cases = {
-            "platform": lambda: _platform(job, overrides, Path(scratch), config),
-            "bare": lambda: _bare(job, overrides),
-        }
-        speeds = interleave(cases, rounds=rounds, say=say)
+    config = load_job(job)
+    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as name:
+        scratch = Path(name)
+        overrides = [
+            "train.length=100000 steps",
+            f"checkpoint.every={config.in_steps(config.checkpoint.every)} steps",
+            "evaluate.every=100%",
+            f"runs_folder={scratch}/runs",
+            f"data.folder={scratch}/data",
+            f"track.uri=sqlite:///{scratch}/mlflow.db",
+        ]
+        platform_command = [sys.executable, "-m", "tokendrop", "train", str(job), *overrides]
+        bare_command = [sys.executable, "-m", "tokendrop.bench.overhead", str(scratch / "bare"), str(job)]
+        with _trainer(platform_command, scratch / "runs") as platform, _trainer(bare_command, scratch / "bare") as bare:
+            speeds = interleave({"platform": platform.turn, "bare": bare.turn}, rounds=rounds, say=say)
+            whole = bare.mean_step_s() / platform.mean_step_s()
+    tokens = config.tokens_per_step
     figures = {
-        "platform_over_bare": figure(ratios(speeds["platform"], speeds["bare"]), "x tokens/s"),
-        "platform_tokens_per_s": figure(speeds["platform"], "tokens/s"),
-        "bare_tokens_per_s": figure(speeds["bare"], "tokens/s"),
+        "platform_over_bare": figure([whole], "x tokens/s"),
+        "platform_over_bare_by_turn": figure(ratios(speeds["platform"], speeds["bare"]), "x tokens/s"),
+        "platform_tokens_per_s": figure([tokens * speed for speed in speeds["platform"]], "tokens/s"),
+        "bare_tokens_per_s": figure([tokens * speed for speed in speeds["bare"]], "tokens/s"),
     }
-    return bench_result("overhead", figures, f"tokendrop bench overhead --job {job} --steps {steps} --rounds {rounds}")
+    return bench_result("overhead", figures, f"tokendrop bench overhead --job {job} --rounds {rounds}")
 
 
-def _platform(job: Path, overrides: list[str], scratch: Path, config: ExperimentConfig) -> float:
-    from tokendrop.track.journal import read_steps
+class _Trainer:
+    """A process that trains, with all that it starts; it goes on in its turns alone."""
 
-    folders = [f"runs_folder={scratch}/runs", f"data.folder={scratch}/data", f"track.uri=sqlite:///{scratch}/mlflow.db"]
-    result = _json([sys.executable, "-m", "tokendrop", "train", str(job), *overrides, *folders, "--json"])
-    steps = read_steps(Path(result["run"]))[_WARM_UP:]
-    return len(steps) * config.tokens_per_step / sum(step["step_time_s"] for step in steps)
+    def __init__(self, process: psutil.Popen, folder: Path) -> None:
+        self.process, self.folder = process, folder
+        self.turns: list[float] = []
+        """Seconds of each step that began and ended in a turn."""
+
+    def warm_up(self) -> None:
+        while len(self._steps()) < _WARM_UP:
+            if self.process.poll() is not None:
+                raise subprocess.CalledProcessError(self.process.returncode, self.process.args)
+            time.sleep(_POLL_S)
+        self.each(psutil.Process.suspend)
+
+    def turn(self) -> float:
+        """Steps per second."""
+        begun = time.time()
+        self.each(psutil.Process.resume)
+        time.sleep(_TURN_S)
+        self.each(psutil.Process.suspend)
+        took = [seconds for ended, seconds in self._steps() if ended - seconds > begun]
+        self.turns += took
+        return len(took) / sum(took)
+
+    def mean_step_s(self) -> float:
+        return sum(self.turns) / len(self.turns)
+
+    def each(self, act: Callable[[psutil.Process], None]) -> None:
+        for one in [self.process, *self.process.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                act(one)
+
+    def _steps(self) -> Sequence[tuple[float, float]]:
+        """When each ended, and the seconds that it took."""
+        lines = [line for path in self.folder.glob(f"**/{METRICS}") for line in path.read_text().split("\n")[:-1]]
+        found = [json.loads(line) for line in lines if line]
+        return [(line["time"], line["step_time_s"]) for line in found if "step" in line]
 
 
-def _bare(job: Path, overrides: list[str]) -> float:
-    return _json([sys.executable, "-m", "tokendrop.bench.overhead", str(job), *overrides])["tokens_per_s"]
+@contextmanager
+def _trainer(command: list[str], folder: Path) -> Iterator[_Trainer]:
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    trainer = _Trainer(process, folder)
+    try:
+        trainer.warm_up()
+        yield trainer
+    finally:
+        trainer.each(psutil.Process.resume)
+        trainer.process.terminate()
+        with suppress(psutil.TimeoutExpired):
+            trainer.process.wait(_END_S)
+        if trainer.process.is_running():
+            trainer.each(psutil.Process.kill)
 
 
-def _json(command: list[str]) -> dict[str, Any]:
-    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-
-
-def bare_loop(config: ExperimentConfig) -> float:
-    """Tokens per second of the loop that one would write for one model on one device, on random tokens."""
+def bare_loop(config: ExperimentConfig, metrics: Path) -> None:
+    """The loop that one would write for one model on one device, on random tokens, without end."""
     train, device = config.train, pick_device()
     tune_cpu(config.scaling.cpus_per_worker)
     dtype = pick_dtype(train.precision, device)
@@ -71,21 +125,26 @@ def bare_loop(config: ExperimentConfig) -> float:
         config.model.vocab_size, (train.micro_batch, config.model.sequence_length + 1), device=device
     )
     accumulation = train.global_batch // train.micro_batch
-    started = 0.0
-    for step in range(config.steps):
-        if step == _WARM_UP:
+    with metrics.open("w") as out:
+        for step in count(1):
             started = time.perf_counter()
-        loss = torch.zeros((), device=device)
-        for _ in range(accumulation):
-            with autocast(device, dtype):
-                loss = model(tokens[:, :-1], tokens[:, 1:])
-            (loss / accumulation).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss.item()
-    return (config.steps - _WARM_UP) * config.tokens_per_step / (time.perf_counter() - started)
+            loss = torch.zeros((), device=device)
+            for _ in range(accumulation):
+                with autocast(device, dtype):
+                    loss = model(tokens[:, :-1], tokens[:, 1:])
+                (loss / accumulation).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            loss.item()
+            line = {"step": step, "step_time_s": time.perf_counter() - started, "time": time.time()}
+            print(json.dumps(line), file=out, flush=True)
+
+
+def main(folder: Path, job: str) -> None:
+    folder.mkdir()
+    bare_loop(load_job(job), folder / METRICS)
 
 
 if __name__ == "__main__":
-    print(json.dumps({"tokens_per_s": bare_loop(load_job(sys.argv[1], sys.argv[2:]))}))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokendrop.config.data import DataConfig
-from tokendrop.data.batches import RowBatches
+from tokendrop.data.batches import MicroBatches, text_batch
 from tokendrop.data.rows import MappedSamples, Rows, sample_order
 from tokendrop.data.shards import FORMAT, TOKENIZER, Header
 from tokendrop.data.writer import ShardWriter
@@ -162,7 +163,8 @@ def wait_fraction(folder: TokenFolder, *, tokens_per_s: float, seconds: float) -
     return waited / (time.perf_counter() - started)
 
 
-def _batches(samples: MappedSamples, split: BatchSplit, rank: int) -> RowBatches:
+def _batches(samples: MappedSamples, split: BatchSplit, rank: int) -> MicroBatches[Batch]:
     length = samples.rows.manifest.header.row_length
     nothing = np.zeros(1, np.int64), np.zeros((1, length), np.int64)
-    return RowBatches(train=samples, validation=nothing, split=split, rank=rank, device=torch.device("cpu"))
+    make = partial(text_batch, device=torch.device("cpu"))
+    return MicroBatches(make, train=samples, validation=nothing, split=split, rank=rank)

@@ -13,9 +13,10 @@ from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.constants import get_env_vars_to_propagate
-from ray.train.v2._internal.execution.callback import RayTrainCallback
+from ray.train.v2._internal.execution.callback import RayTrainCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
 from tokendrop.launch.cluster import serves_alone
 
@@ -34,7 +35,8 @@ class QuietTorchTrainer(TorchTrainer):
             useless.append(DatasetsCallback)
         if serves_alone():  # the placement group that the cleaner would free goes with the cluster
             useless.append(PlacementGroupCleanerCallback)
-        return [callback for callback in super()._create_default_callbacks() if type(callback) not in useless]
+        callbacks = [one for one in super()._create_default_callbacks() if type(one) not in useless]
+        return [*callbacks, _NoReports()]
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         if serves_alone() and not self.datasets:
@@ -70,6 +72,13 @@ class AlonePolicy(FixedScalingPolicy):
         """Nothing is asked for."""
 
     _maybe_send_resource_request = _cancel_resource_request = _send_resource_request
+
+
+class _NoReports(WorkerGroupCallback):
+    """Ends the actor through which workers would agree on what they report to Ray: ours write to the run folder."""
+
+    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
+        ray.kill(worker_group.get_worker_group_state().sync_actor)
 
 
 def end_idle_actors() -> None:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.batches import RowBatches, Samples
+from tokendrop.data.batches import MicroBatches, Samples, text_batch
 from tokendrop.data.rows import MappedSamples, Rows, held_out_ids, sample_order
 from tokendrop.launch.orders import Orders
 from tokendrop.method import Dropping, attach
@@ -63,12 +64,12 @@ def run_worker(
     marks = [*(orders.marks if orders else ()), ("start", called), ("restore", time.time())]
     if orders is not None:
         orders.begin(start, device.type)
-    batches = RowBatches(
+    batches = MicroBatches(
+        partial(text_batch, device=device),
         train=samples or MappedSamples(Rows(task.data, "train"), sample_order(config.data, seed=config.seed)),
         validation=task.held_out or held_out_rows(config, task.data),
         split=replace(config.plan().batch, world_size=world_size),
         rank=rank,
-        device=device,
     )
     parts = Parts(
         engine=engine,

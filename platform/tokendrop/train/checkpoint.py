@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Checkpoints:
             meta: what the checkpoint says of its run, JSON; kept beside the weights.
         """
         self.folder, self.keep, self.meta = folder, keep, meta
-        self._pending: tuple[Future[Any], Path, Path] | None = None
+        self._pending: Future[None] | None = None
         # Background saves run collectives of their own: on the training group they would meet gradients half-way.
         # One worker has nobody to meet, and a group costs it threads that poll: an eighth of the speed on two cores.
         shared = dist.is_initialized() and dist.get_world_size() > 1
@@ -44,32 +45,45 @@ class Checkpoints:
     def save(self, engine: Engine, step: int) -> None:
         """Start saving `step`; training may go on at once. Waits for the save before it."""
         self.wait()
-        final, partial = self.folder / step_name(step), self.folder / f"{step_name(step)}.partial"
+        final, unfinished = self.folder / step_name(step), self.folder / f"{step_name(step)}.partial"
         if self._is_first:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            (partial / META).write_text(json.dumps({**self.meta, "step": step}, indent=1))
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            (unfinished / META).write_text(json.dumps({**self.meta, "step": step}, indent=1))
         if self._group is not None:
             dist.barrier(self._group)
         future = dcp.async_save(
-            engine.state(), checkpoint_id=partial, process_group=self._group, no_dist=self._group is None
+            engine.state(), checkpoint_id=unfinished, process_group=self._group, no_dist=self._group is None
         )
         assert isinstance(future, Future)
-        self._pending = future, partial, final
+        self._pending = Future()
+        future.add_done_callback(partial(self._commit, self._pending, unfinished, final))
 
     def wait(self) -> None:
-        """Return when the last save is committed."""
+        """Return when the last save is committed.
+
+        Raises:
+            BaseException: what kept it from being written.
+        """
         if self._pending is None:
             return
-        (future, partial, final), self._pending = self._pending, None
-        future.result()
-        if self._is_first:
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
-            for old in committed(self.folder)[: -self.keep]:
-                shutil.rmtree(old)
+        pending, self._pending = self._pending, None
+        pending.result()
         if self._group is not None:
             dist.barrier(self._group)
+
+    def _commit(self, done: Future[None], unfinished: Path, final: Path, written: Future[Any]) -> None:
+        """As soon as all workers have written their part, which rank 0's own end says."""
+        try:
+            written.result()
+            if self._is_first:
+                shutil.rmtree(final, ignore_errors=True)
+                unfinished.rename(final)
+                for old in committed(self.folder)[: -self.keep]:
+                    shutil.rmtree(old)
+            done.set_result(None)
+        except BaseException as error:  # for the thread that waits
+            done.set_exception(error)
 
     def load(self, engine: Engine, checkpoint: Path) -> int:
         """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from."""

@@ -1,0 +1,226 @@
+"""What is checked before a job's files are uploaded."""
+
+import json
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from checkouts import JOB, MIB, free_ports
+from tokendrop.cli import main
+from tokendrop.config.load import load_job
+from tokendrop.errors import UserError
+from tokendrop.launch import preflight, submit
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small stand-in for a checkout, as the current folder; enough for what is checked before an upload."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "run.py").touch()
+    (tmp_path / "jobs" / "tiny.yaml").write_text(yaml.safe_dump(JOB))
+    (tmp_path / ".gitignore").write_text("/ignored/\n")
+    for name in ("text", "ignored", "ignored/deep"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("some text")
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_file(path: Path, size_bytes: int) -> None:
+    """A file of this size that takes no disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+
+
+def test_what_git_ignores_and_what_is_never_wanted_stays_behind(folder: Path):
+    for name in (".git/objects/pack", ".venv/lib/torch.so", "jobs/__pycache__/run.pyc"):
+        write_file(folder / name, MIB)
+    (folder / "jobs" / ".gitignore").write_text("*.bin\n")
+    write_file(folder / "jobs" / "model.bin", MIB)
+
+    upload = preflight.list_upload(".")
+
+    assert set(map(str, upload.sizes)) == {
+        ".gitignore",
+        "jobs/.gitignore",
+        "jobs/run.py",
+        "jobs/tiny.yaml",
+        "text/a.txt",
+    }
+
+
+def test_a_listed_upload_is_the_upload_that_ray_makes(folder: Path):
+    from zipfile import ZipFile
+
+    from ray._private.runtime_env.packaging import create_package
+
+    write_file(folder / ".venv" / "lib" / "torch.so", 10)
+    package = folder.parent / "package.zip"
+
+    create_package(str(folder), package, include_gitignore=True, excludes=[".git", ".venv", "__pycache__"])
+
+    with ZipFile(package) as packed:
+        sizes = {Path(entry.filename): entry.file_size for entry in packed.infolist() if not entry.is_dir()}
+    assert sizes == preflight.list_upload(".").sizes
+
+
+def test_a_job_that_is_not_uploaded_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    upload = preflight.list_upload(".")
+    assert preflight.check_job_files("jobs/tiny.yaml", upload) == Path("jobs/tiny.yaml")
+    assert preflight.check_job_files(str(folder / "jobs/tiny.yaml"), upload) == Path("jobs/tiny.yaml")
+
+    outside = tmp_path_factory.mktemp("elsewhere") / "tiny.yaml"
+    outside.write_text(yaml.safe_dump(JOB))
+    with pytest.raises(UserError, match=r"the job file .*tiny\.yaml lies outside of --working-dir"):
+        preflight.check_job_files(str(outside), upload)
+
+    (folder / "jobs" / "child.yaml").write_text(f"base: {outside}\n")
+    with pytest.raises(UserError, match=r"base: .*tiny\.yaml lies outside of --working-dir"):
+        preflight.check_job_files("jobs/child.yaml", preflight.list_upload("."))
+
+    (folder / "ignored" / "tiny.yaml").write_text(yaml.safe_dump(JOB))
+    with pytest.raises(UserError, match=r"ignored/tiny\.yaml is left out of the upload by a \.gitignore"):
+        preflight.check_job_files("ignored/tiny.yaml", preflight.list_upload("."))
+
+    with pytest.raises(UserError, match=r"--working-dir .*jobs: no jobs/run\.py in it"):
+        preflight.check_job_files("jobs/tiny.yaml", preflight.list_upload("jobs"))
+    with pytest.raises(UserError, match=r"--working-dir nowhere: no such folder"):
+        preflight.list_upload("nowhere")
+
+
+def test_an_upload_over_rays_limit_is_refused_by_the_names_of_what_is_large(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    preflight.check_size(preflight.list_upload("."))
+    assert capsys.readouterr().err == ""
+
+    write_file(folder / "old" / "models" / "a.bin", 20 * MIB)
+    write_file(folder / "old" / "models" / "b.bin", 20 * MIB)
+    preflight.check_size(preflight.list_upload("."))
+    assert "40 MiB to upload" in (warning := capsys.readouterr().err)
+    assert "old/models (40 MiB)" in warning
+
+    write_file(folder / "dump" / "core", 70 * MIB)
+    with pytest.raises(UserError, match=r"110 MiB.*takes less than 100.*dump/core \(70 MiB\), old/models \(40 MiB\)"):
+        preflight.check_size(preflight.list_upload("."))
+
+
+def test_nothing_or_something_else_at_the_address_is_one_sentence(folder: Path):
+    (port,) = free_ports(1)
+    with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}/?: no Ray cluster answers .*refused.*ray start"):
+        submit.connect_dashboard(f"127.0.0.1:{port}/")
+    for address in ("ray://127.0.0.1:10001", "http://", "auto://x"):
+        with pytest.raises(UserError, match="want the address of a Ray dashboard"):
+            submit.connect_dashboard(address)
+    with pytest.raises(UserError, match="Port out of range"):
+        submit.connect_dashboard("http://127.0.0.1:99999")
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(UserError, match="what answers is no Ray dashboard"):
+            submit.connect_dashboard(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+def test_the_address_given_wins_over_rays_variables(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://elsewhere.invalid:8265")
+    (port,) = free_ports(1)
+    with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}"):
+        submit.connect_dashboard(f"http://127.0.0.1:{port}")
+
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://elsewhere.invalid:8265")
+    with pytest.raises(UserError, match=r"elsewhere\.invalid:8265"):
+        submit.connect_dashboard(None)
+
+
+def test_relative_paths_become_the_users_own(folder: Path):
+    job = [
+        "jobs/tiny.yaml",
+        "track.uri=sqlite:///my runs.db",
+        "data.tokenizer=t.json",
+        'data.corpus=["python", "text", "s3://bucket/a", "/absolute"]',
+    ]
+    config = load_job(job[0], [*job[1:], *preflight.absolute_paths(load_job(job[0], job[1:]), folder)])
+
+    assert config.runs_folder == str(folder / "runs")
+    assert config.data.folder == str(folder / "runs/data")
+    assert config.data.tokenizer == str(folder / "t.json")
+    assert config.data.corpus == ("python", str(folder / "text"), "s3://bucket/a", "/absolute")
+    assert config.track.uri == f"sqlite:///{folder}/my runs.db"
+    assert preflight.absolute_paths(config, folder) == []
+
+
+def test_relative_paths_of_several_sources_become_the_users_own(folder: Path):
+    sources = [
+        {"name": "here", "corpus": ["text", "python"], "weight": 2, "only": ["Books"]},
+        {"name": "there", "corpus": ["hf://datasets/a/b", "/absolute"], "weight": 0.5},
+    ]
+    job = ["jobs/tiny.yaml", "data.corpus=[]", f"data.sources={json.dumps(sources)}"]
+    before = load_job(job[0], job[1:]).data.sources
+    config = load_job(job[0], [*job[1:], *preflight.absolute_paths(load_job(job[0], job[1:]), folder)])
+
+    assert config.data.sources == (replace(before[0], corpus=(str(folder / "text"), "python")), before[1])
+    assert config.data.corpus == ()
+    assert preflight.absolute_paths(config, folder) == []
+
+
+def test_text_of_a_source_that_would_not_be_on_the_cluster_is_named_by_its_key(folder: Path):
+    sources = [{"name": name, "corpus": [name, "python"], "weight": 1} for name in ("text", "missing", "ignored")]
+
+    def check(*chosen: dict[str, object]) -> None:
+        job = load_job("jobs/tiny.yaml", ["data.corpus=[]", f"data.sources={json.dumps(chosen)}"])
+        preflight.check_corpus(job, preflight.list_upload("."))
+
+    check(sources[0])
+    with pytest.raises(UserError, match=r"^data\.sources\[1\]\.corpus: no such file, folder or glob in .*: missing"):
+        check(*sources[:2])
+    with pytest.raises(UserError, match=r"^data\.sources\[1\]\.corpus: .*ignored.* would not be on the cluster"):
+        check(sources[0], sources[2])
+
+
+def test_text_that_would_not_be_on_the_cluster_is_refused(folder: Path):
+    upload = preflight.list_upload(".")
+
+    def check(*corpus: str) -> None:
+        preflight.check_corpus(load_job("jobs/tiny.yaml", [f"data.corpus={json.dumps(corpus)}"]), upload)
+
+    check("text", "text/*.txt", "text/a.txt", "python", "s3://bucket/key", "/data/on/the/cluster")
+    with pytest.raises(UserError, match=r"data\.corpus: no such file, folder or glob in .*: missing\.txt"):
+        check("missing.txt")
+    for entry in ("ignored", "ignored/*.txt", "ignored/deep", "../" + folder.name + "/ignored/a.txt"):
+        with pytest.raises(UserError, match=r"data\.corpus: .*ignored.* would not be on the cluster"):
+            check(entry)
+
+
+def test_results_that_would_be_lost_on_a_cluster_are_said_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    preflight.warn_about_paths(load_job("jobs/tiny.yaml"))
+    warning = capsys.readouterr().err
+    assert warning.count("\n") == 1
+    assert "runs_folder, data.folder: relative" in warning
+
+    preflight.warn_about_paths(load_job("jobs/tiny.yaml", ["runs_folder=/shared", "data.folder=/shared/data"]))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_wrong_job_never_reaches_the_cluster(folder: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", "jobs/tiny.yaml", "train.lenght=3 steps"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("tokendrop: jobs/tiny.yaml: train.lenght: unknown key")
