@@ -101,6 +101,8 @@ def test_a_damaged_manifest_is_named(tmp_path, file, text):
 def test_shards_of_another_version_are_told_from_damaged_ones(tmp_path):
     written = write_folder(tmp_path, numbered_rows(2))
     replace(written.header, format=FORMAT - 1).write(tmp_path)
+    manifest = tmp_path / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"rows"', '"of_old"'))
     with pytest.raises(UserError, match=f"of format {FORMAT - 1}, this version reads {FORMAT}; prepare the data again"):
         read_manifest(tmp_path)
 

@@ -7,7 +7,8 @@ committed shard, and once all are there the manifest says so. A shard counts fro
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -136,23 +137,33 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: there is none, it can't be read, or another version of tokendrop wrote it.
     """
     path = folder / MANIFEST
-    try:
-        header: Header = build(Header, json.loads(path.read_text()), "")
-        path = folder / SHARDS
+    with _telling_damage(path):
+        told = json.loads(path.read_text())
+    written = told.get("format", FORMAT) if isinstance(told, dict) else FORMAT
+    if written != FORMAT:
+        raise UserError(
+            f"{folder}: token shards of format {written}, this version reads {FORMAT}; prepare the data again"
+        )
+    with _telling_damage(path):
+        header: Header = build(Header, told, "")
+    path = folder / SHARDS
+    with _telling_damage(path):
         # read after the header: where that says complete, all lines are there
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a line being written does not count
         shards = tuple(build(Shard, json.loads(line), f"line {number}") for number, line in enumerate(lines, start=1))
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, error) from None
-    if header.format != FORMAT:
-        raise UserError(
-            f"{folder}: token shards of format {header.format}, this version reads {FORMAT}; prepare the data again"
-        )
     if header.is_complete and header.rows != tuple(
         sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS
     ):
         raise damaged(path, f"its shards do not add up to the rows that {MANIFEST} tells of")
     return Manifest(header=header, shards=shards)
+
+
+@contextmanager
+def _telling_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(path, error) from None
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

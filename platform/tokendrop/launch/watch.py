@@ -13,7 +13,7 @@ from tokendrop.render import StatusLine, say
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
 
-_POLL_S, _MIRROR_EVERY_S = 0.5, 5.0
+_POLL_S, _MIRROR_EVERY_S = 0.5, 15.0
 
 
 class Watcher:
@@ -37,7 +37,7 @@ class Watcher:
         self._stop.set()
         self._thread.join()
         self._line.end()
-        self._mirror("FINISHED" if kind is None else "FAILED")
+        self._mirror("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
 
     def _follow(self) -> None:
         mirrored = time.monotonic()

@@ -15,7 +15,7 @@ from tokendrop.track.journal import MetricsTail
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 
 STATE = "mlflow.json"
-Status = Literal["RUNNING", "FINISHED", "FAILED"]
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 _BATCH = 1000  # metrics that one call of MLflow's API takes
 _FORBIDDEN = re.compile(r"[^\w\-./ ]")  # in a metric's name
 
