@@ -23,6 +23,7 @@ TINY = Sizes(
     consumer_s=0.01,
     file_characters=20_000,
     files=1,
+    memory_files=1,
 )
 FIGURES = {
     "shuffled_tokens_per_s",

@@ -32,8 +32,10 @@ class Sizes:
     consumer_tokens_per_s: float = 450e3
     consumer_s: float = 5.0
     file_characters: int = 40_000_000
-    files: int = 8
-    """Of the corpus that is prepared; the peak memory at one of them is compared with that at ten."""
+    files: int = 20
+    """Of the corpus that is prepared."""
+    memory_files: int = 4
+    """The peak memory at so many is compared with that at ten times as many."""
 
 
 def bench_data(job: Path, overrides: list[str], *, rounds: int, say: Say, sizes: Sizes | None = None) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def _preparation(job: Path, overrides: list[str], scratch: Path, sizes: Sizes, *
     corpus = repeat_corpus(job, overrides, scratch, characters=sizes.file_characters)
     cases = {what: partial(run, what, corpus.job(sizes.files)) for what in ("prepare", "tokenizer")}
     speeds = interleave(cases, rounds=rounds, say=say)
-    once, ten_times = peak_memory(corpus.job(1)), peak_memory(corpus.job(10))
+    once, ten_times = (peak_memory(corpus.job(files)) for files in (sizes.memory_files, 10 * sizes.memory_files))
     say(f"memory   {once:,} bytes at most, {ten_times:,} for ten times the corpus")
     return {
         "prepare_tokens_per_s": figure(speeds["prepare"], "tokens/s"),

@@ -27,10 +27,11 @@ from tokendrop.data.tokenizer import end_of_text, token_type
 from tokendrop.errors import UserError
 
 # What a block of documents that goes from one stage to the next may hold; the last document may go over.
-_BLOCK_CHARACTERS, _BLOCK_DOCUMENTS = 4_000_000, 16_384
+_BLOCK_CHARACTERS, _BLOCK_DOCUMENTS = 8_000_000, 16_384
 
-# Reading costs a tenth of what tokenizing does: one reader keeps eight cores busy.
-_READER_CPUS, _TOKENIZER_CPUS, _CPUS_PER_READER = 0.1, 0.9, 8
+# Reading costs a tenth of what tokenizing does: one reader keeps eight cores busy. Ray takes its time between two
+# tasks, so three tokenizers share two cores.
+_READER_CPUS, _TOKENIZER_CPUS, _CPUS_PER_READER = 0.1, 0.6, 8
 
 
 @dataclass(frozen=True, slots=True)
