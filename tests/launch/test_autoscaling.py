@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 
 from corpora import documents, tiny_job, write_corpus
-from kills import Command, last_step, run_below
-from tokendrop.track.journal import read_steps
+from kills import Command, audited, last_step, run_below
+from tokendrop.track.journal import MetricsTail, read_steps
+from tokendrop.track.run_folder import read_attempts
 
 pytestmark = [
     pytest.mark.ray,
@@ -22,6 +25,18 @@ pytestmark = [
 
 STEPS, UP, DOWN = 2100, 600, 1500  # two workers from UP on, one from DOWN on
 LAG_S = 6.0  # of the autoscaler's view, and for workers to change
+
+DRAIN = """
+import time, ray
+from ray._raylet import GcsClient
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+ray.init(log_to_driver=False)
+(node,) = [one for one in ray.nodes() if one["Alive"] and one["Resources"].get("GPU")]
+reason, at = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), int((time.time() + 120) * 1000)
+client = GcsClient(ray.get_runtime_context().gcs_address)
+accepted, why = client.drain_node(node["NodeID"], reason, "a spot machine is taken back", at)
+assert accepted, why
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +99,24 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
     gone = next(one.time for one in seen if one.step > DOWN and one.nodes == 1)
     free = next(one.time for one in seen if one.step > DOWN)
     assert gone - free <= cluster["idle_timeout_s"] + 30
+
+
+def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
+    tmp_path: Path, cluster: dict[str, Any], environment: dict[str, str]
+) -> None:
+    mine = environment | cluster["environment"]
+    alone = ("scaling.segments=[{from: 0%, workers: 1}]", "train.length=900 steps")
+    command = Command("train", job_of(tmp_path), *alone, environment=mine)
+    run = run_below(tmp_path / "runs", command)
+    assert command.until(lambda: last_step(run) >= 50, "step 50")
+    subprocess.run([sys.executable, "-c", DRAIN], env=mine, check=True)
+    command.finish()
+    attempts, pauses = read_attempts(run)
+    assert len(attempts) == 2
+    (pause,) = pauses
+    assert (pause["from"], pause["to"]) == (1, 1)
+    assert 50 <= pause["resize_at"] < 900
+    done = [line["step"] for line in MetricsTail(run).read(limit=-1) if "step" in line]
+    assert done == list(range(1, 901))  # none twice
+    assert audited(run) == (0, 0)
+    assert "a worker was lost" not in command.said()

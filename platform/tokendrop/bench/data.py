@@ -34,7 +34,7 @@ class Sizes:
     file_characters: int = 40_000_000
     files: int = 20
     """Of the corpus that is prepared."""
-    memory_files: int = 4
+    memory_files: int = 8
     """The peak memory at so many is compared with that at ten times as many."""
 
 

@@ -125,6 +125,7 @@ def _side_by_side(followed: Path, fixed: Path) -> Figures:
         "worker_seconds_over_fixed": figure([ours / theirs], "x"),
         "worker_seconds": figure([ours], "worker-s"),
         "fixed_worker_seconds": figure([theirs], "worker-s"),
+        "wall_clock_over_fixed": figure([_wall_clock_s(followed) / _wall_clock_s(fixed)], "x"),
         "layer_tokens_over_fixed": figure([ends[0]["layer_tokens"] / ends[1]["layer_tokens"]], "x"),
         "val_loss_minus_fixed": figure([ends[0]["val_loss"] - ends[1]["val_loss"]], "nats"),
         "pauses_total_s": figure([sum(one["pause_s"] for one in pauses)], "s"),
@@ -136,6 +137,10 @@ def worker_seconds(run: Path) -> float:
     _, pauses = read_attempts(run)
     steps = sum(row["step_time_s"] * row["world_size"] for row in read_steps(run))
     return steps + sum(one["pause_s"] * max(one["from"], one["to"]) for one in pauses)
+
+
+def _wall_clock_s(run: Path) -> float:
+    return sum(row["step_time_s"] for row in read_steps(run)) + sum(one["pause_s"] for one in read_attempts(run)[1])
 
 
 def _pauses(key: str, run: Path) -> Figures:

@@ -15,7 +15,7 @@ import ray
 from ray._private.state import state as cluster_state
 from ray._raylet import RAY_NODE_ID_KEY  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import GetTimeoutError, RayError
-from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
+from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision
@@ -32,6 +32,7 @@ from tokendrop.train.checkpoint import committed_step
 _CALL_S, _IDLE_S, _FREE_S = 5.0, 0.25, 1.5
 _POLL_S, _POLL_NEAR_S, _NEAR_S = 1.0, 0.1, 5.0  # how often workers are looked at, and how often before they change
 _IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
+_PLACE_S = 5.0  # for which room that was seen is waited for; another run may have taken it since
 _WARM_S = 30.0  # so long before workers change, the processes of the next ones start
 
 # in the controller's process: what the group that is made went through, each with the time at its end; and processes
@@ -284,5 +285,9 @@ class PlanTrainer(QuietTorchTrainer):
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         settings["scaling_policy"] = self.policy
         settings["callbacks"] = [*settings["callbacks"], _Marks()]
-        # the policy looks for nodes that will go away by itself: Ray's watcher lets the work go on until they do
-        return self._run_controller(PlanController, {ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0"}, settings)
+        environment = {
+            # the policy looks for nodes that will go away by itself: Ray's watcher lets the work go on until they do
+            ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0",
+            WORKER_GROUP_START_TIMEOUT_S_ENV_VAR: str(_PLACE_S),
+        }
+        return self._run_controller(PlanController, environment, settings)
