@@ -87,7 +87,8 @@ class _Trainer:
         return sum(self.turns) / len(self.turns)
 
     def each(self, act: Callable[[psutil.Process], None]) -> None:
-        for one in [self.process, *self.process.children(recursive=True)]:
+        below = self.process.children(recursive=True) if self.process.poll() is None else []
+        for one in [self.process, *below]:
             with suppress(psutil.NoSuchProcess):
                 act(one)
 
@@ -107,10 +108,10 @@ def _trainer(command: list[str], folder: Path) -> Iterator[_Trainer]:
         yield trainer
     finally:
         trainer.each(psutil.Process.resume)
-        trainer.process.terminate()
-        with suppress(psutil.TimeoutExpired):
-            trainer.process.wait(_END_S)
-        if trainer.process.is_running():
+        with suppress(psutil.TimeoutExpired, psutil.NoSuchProcess):
+            process.terminate()
+            process.wait(_END_S)
+        if process.poll() is None:
             trainer.each(psutil.Process.kill)
 
 

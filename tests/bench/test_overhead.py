@@ -1,0 +1,48 @@
+"""`tokendrop bench overhead`: who trains in turns is measured in its own turns alone."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tokendrop.bench import overhead
+from tokendrop.bench.figures import interleave
+
+STEP_S = 0.02
+STEPS = f"""
+import json, sys, time
+from itertools import count
+for step in count(1):
+    time.sleep({STEP_S})
+    print(json.dumps({{"step": step, "time": time.time(), "step_time_s": {STEP_S}}}), flush=True)
+"""
+
+
+def lines(folder: Path) -> list[float]:
+    return [json.loads(line)["time"] for line in (folder / "metrics.jsonl").read_text().split("\n")[:-1]]
+
+
+def command(folder: Path) -> list[str]:
+    folder.mkdir()
+    return ["/bin/sh", "-c", f"{sys.executable} -c '{STEPS}' > {folder / 'metrics.jsonl'}"]
+
+
+def test_trainers_go_on_in_their_turns_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "_TURN_S", 0.5)
+    a, b = tmp_path / "a", tmp_path / "b"
+    with overhead._trainer(command(a), a) as one, overhead._trainer(command(b), b) as other:
+        begun = time.time()
+        speeds = interleave({"a": one.turn, "b": other.turn}, rounds=2, say=lambda text: None)
+        ended = time.time()
+        assert all(0.2 / STEP_S < speed <= 1 / STEP_S for values in speeds.values() for speed in values)
+        assert one.mean_step_s() == other.mean_step_s() == pytest.approx(STEP_S)
+    done = sorted((at, name) for name, folder in (("a", a), ("b", b)) for at in lines(folder) if begun < at < ended)
+    turns = [name for number, (_, name) in enumerate(done) if number == 0 or done[number - 1][1] != name]
+    assert turns == ["a", "b", "a"]  # every other round runs backwards
+
+
+def test_one_that_ends_by_itself_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(overhead.subprocess.CalledProcessError), overhead._trainer(["/bin/false"], tmp_path):
+        pass
