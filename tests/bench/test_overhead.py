@@ -26,7 +26,7 @@ def lines(folder: Path) -> list[float]:
 
 def command(folder: Path) -> list[str]:
     folder.mkdir()
-    return ["/bin/sh", "-c", f"{sys.executable} -c '{STEPS}' > {folder / 'metrics.jsonl'}"]
+    return ["/bin/sh", "-c", f"exec {sys.executable} -c '{STEPS}' > {folder / 'metrics.jsonl'}"]
 
 
 def test_trainers_go_on_in_their_turns_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
