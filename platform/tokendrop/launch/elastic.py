@@ -91,8 +91,13 @@ class PlanPolicy(ElasticScalingPolicy):
 
     def _room(self, ours: Counter[str], leaving: frozenset[str]) -> dict[str, int]:
         """As `_places`, without what other runs hold: those that ask for nothing just now have nothing reserved."""
+        free = self._free(ours, leaving)
+        return {node: min(places, free.get(node, 0)) for node, places in self._places(leaving).items()}
+
+    def _free(self, ours: Counter[str], leaving: frozenset[str]) -> dict[str, int]:
+        """Workers that each node could hold beside what others run there, whatever is reserved for whom."""
         free = self._fit(cluster_state.available_resources_per_node())
-        return {node: min(places, free.get(node, 0) + ours[node]) for node, places in self._places(leaving).items()}
+        return {node: places + ours[node] for node, places in free.items() if node not in leaving}
 
     def _fit(self, nodes: dict[str, dict[str, float]]) -> dict[str, int]:
         """Workers that fit into these resources of each node."""
@@ -104,8 +109,9 @@ class PlanPolicy(ElasticScalingPolicy):
         self._waits_since = self._waits_since or now
         step, leaving = committed_step(self.checkpoints), _leaving_nodes()
         self._request(self.follower.request(View(now=now, have=0, since=now, done=step, possible=self._possible)))
-        self._possible = sum(self._room(Counter(), leaving).values())
         waited_s = now - self._waits_since
+        room = self._room if waited_s < _PLACE_S else self._free  # what killed runs had reserved stays so for minutes
+        self._possible = sum(room(Counter(), leaving).values())
         size = self.follower.start(step, possible=self._possible, waited_s=waited_s, is_restart=self._has_run)
         if not size:
             return NoopDecision()
