@@ -30,11 +30,10 @@ class QuietTorchTrainer(TorchTrainer):
     """`TorchTrainer` that starts only the actors its run needs."""
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
-        useless: list[type[RayTrainCallback]] = []
+        # the placement group that the cleaner would free goes with the driver; that of a killed one stays for ever
+        useless: list[type[RayTrainCallback]] = [PlacementGroupCleanerCallback]
         if not self.datasets:
             useless.append(DatasetsCallback)
-        if serves_alone():  # the placement group that the cleaner would free goes with the cluster
-            useless.append(PlacementGroupCleanerCallback)
         callbacks = [one for one in super()._create_default_callbacks() if type(one) not in useless]
         return [*callbacks, _NoReports()]
 
