@@ -20,7 +20,7 @@ ui: install
 test: install
 	$(BIN)/pytest
 
-# the tests that kill processes, many times, and one of autoscaling; half an hour and more
+# the tests that kill processes, many times, and those of autoscaling; half an hour and more
 chaos: install
 	TOKENDROP_KILLS=50 $(BIN)/pytest tests/chaos tests/launch/test_autoscaling.py
 

@@ -1,6 +1,7 @@
 """Runs of which the ledger alone is real."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,35 +37,59 @@ class Run:
         return self.order.sample_ids(np.arange((step - 1) * BATCH, step * BATCH), committed).tolist()
 
     def attempt(self, world_size: int, *, start: int, end: int = STEPS, written: int = 4, saved: bool = True) -> int:
-        """Workers that record and commit as the loop does, up to `end`; the step of the last checkpoint.
-
-        Args:
-            written: ranks that have written their part of the last commit when they end.
-            saved: whether that commit's checkpoint is committed too.
-        """
+        """Workers that record and commit up to `end`, as in `record_attempt`; the step of the last checkpoint."""
         split = replace(self.config.plan().batch, world_size=world_size)
         size = split.micro_batch
-        journals = [Journal(self.folder, rank=rank, world_size=world_size, start=start) for rank in range(world_size)]
-        checkpoint = start
-        for step in range(start + 1, end + 1):
+
+        def shares(step: int) -> list[list[int]]:
             ids = self.ids_of(step)
-            for rank, journal in enumerate(journals):
-                mine = [one for n in split.micro_batches(rank) for one in ids[n * size : (n + 1) * size]]
-                journal.record(report(step, world_size), mine)
-            if step % SAVE_EVERY:
-                continue
-            is_last = step + SAVE_EVERY > end
-            for journal in journals[: written if is_last else None]:
-                journal.commit(step)
-            if not is_last or (saved and written >= world_size):
-                checkpoint = step
-                self.checkpoint(step)
-        return checkpoint
+            of_ranks = (split.micro_batches(rank) for rank in range(world_size))
+            return [[one for n in numbers for one in ids[n * size : (n + 1) * size]] for numbers in of_ranks]
+
+        steps = range(start + 1, end + 1)
+        done = record_attempt(
+            self.folder, steps, shares, lambda step: report(step, world_size), world_size, written=written, saved=saved
+        )
+        for step in done:
+            self.checkpoint(step)
+        return max(done, default=start)
 
     def checkpoint(self, step: int) -> None:
         folder = self.folder / CHECKPOINTS / f"step_{step:09}"
         folder.mkdir(parents=True)
         (folder / "meta.json").write_text(json.dumps({"step": step}))
+
+
+def record_attempt(
+    folder: Path,
+    steps: range,
+    shares: Callable[[int], list[list[int]]],
+    report_of: Callable[[int], StepReport],
+    world_size: int,
+    *,
+    written: int,
+    saved: bool,
+) -> list[int]:
+    """Workers that record and commit as the loop does; the steps of the checkpoints that they committed.
+
+    Args:
+        shares: the samples of each rank in a step.
+        written: ranks that have written their part of the last commit when they end.
+        saved: whether that commit's checkpoint is committed too.
+    """
+    journals = [Journal(folder, rank=rank, world_size=world_size, start=steps.start - 1) for rank in range(world_size)]
+    done: list[int] = []
+    for step in steps:
+        for journal, ids in zip(journals, shares(step), strict=True):
+            journal.record(report_of(step), ids)
+        if step % SAVE_EVERY:
+            continue
+        is_last = step + SAVE_EVERY >= steps.stop
+        for journal in journals[: written if is_last else None]:
+            journal.commit(step)
+        if not is_last or (saved and written >= world_size):
+            done.append(step)
+    return done
 
 
 def report(step: int, world_size: int) -> StepReport:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ledgers import record_attempt
 from tokendrop.track.journal import LEDGER, METRICS, STEPS, Journal, MetricsTail, read_ledger, read_steps
 from tokendrop.train.report import StepReport
 
-STEPS_IN_ALL, SAVE_EVERY, GLOBAL_BATCH = 12, 3, 4
+STEPS_IN_ALL, GLOBAL_BATCH = 12, 4
 
 
 def report(step: int, *, world_size: int = 1, **changes: float) -> StepReport:
@@ -55,21 +56,16 @@ def run_attempt(
     folder: Path, *, start: int, world_size: int, dies_in: int = STEPS_IN_ALL + 1, written: int = 4, saved: bool = True
 ) -> int:
     """Workers that record and commit as the loop does; the step of the last checkpoint when they end."""
-    journals = [Journal(folder, rank=rank, world_size=world_size, start=start) for rank in range(world_size)]
-    checkpoint = start
-    for step in range(start + 1, STEPS_IN_ALL + 1):
-        if step > dies_in:
-            return checkpoint
-        for rank, journal in enumerate(journals):
-            journal.record(report(step, world_size=world_size), samples(step, rank, world_size))
-        if step % SAVE_EVERY:
-            continue
-        is_last = step + SAVE_EVERY > dies_in
-        for journal in journals[: written if is_last else None]:
-            journal.commit(step)
-        if not is_last or (saved and written >= world_size):
-            checkpoint = step
-    return checkpoint
+    done = record_attempt(
+        folder,
+        range(start + 1, min(dies_in, STEPS_IN_ALL) + 1),
+        lambda step: [samples(step, rank, world_size) for rank in range(world_size)],
+        lambda step: report(step, world_size=world_size),
+        world_size,
+        written=written,
+        saved=saved,
+    )
+    return max(done, default=start)
 
 
 @given(attempts, st.sampled_from([1, 2, 4]))

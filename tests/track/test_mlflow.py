@@ -105,7 +105,7 @@ def test_a_resumed_run_is_running_again(tmp_path: Path, sqlite: str) -> None:
     folder, config = run_folder(tmp_path, sqlite)
     train_on(folder, range(1, 5), commit=4)
     mirror = MlflowMirror(folder, config)
-    for status in ("FAILED", "RUNNING", "FINISHED"):
+    for status in ("FAILED", "RUNNING", "KILLED", "RUNNING", "FINISHED"):
         mirror.sync(status)
         assert mirror.run_id is not None
         assert MlflowClient(sqlite).get_run(mirror.run_id).info.status == status
