@@ -18,7 +18,7 @@ ui: install
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --workers 1
 
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 # the tests that kill processes, many times, and those of autoscaling; half an hour and more
 chaos: install

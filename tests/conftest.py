@@ -10,6 +10,14 @@ from hypothesis import settings
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.load_profile("default")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run side by side, those with a Ray do so one after the other."""
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
 DATA = Path(os.environ.get("TOKENDROP_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
@@ -21,6 +29,7 @@ def ray_cluster() -> Iterator[None]:
     from tokendrop.launch.cluster import connect
 
     os.environ.pop("RAY_ADDRESS", None)
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # so soon a run's end is seen
     connect(cpus=4)
     yield
     ray.shutdown()

@@ -234,12 +234,14 @@ def test_preparation_that_was_interrupted_goes_on_where_it_was(tmp_path):
 
 def test_two_processes_that_prepare_the_same_make_it_once(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "corpus.jsonl", documents(100))
-    tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
+    config = load_job(
+        tiny_job(tmp_path, [corpus], data={"tokenizer": str(byte_tokenizer(tmp_path / "tokenizer.json"))})
+    )
     written = []
     write = pipeline._write
     monkeypatch.setattr(pipeline, "_write", lambda *given: written.append(given) or write(*given))
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(prepared(tmp_path, [corpus], tokenizer))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: found.append(prepare(config))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -3,6 +3,7 @@
 import inspect
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,6 @@ SIXTEEN = ("train.length=16 steps", "checkpoint.every=5 steps", "evaluate.every=
 
 def segments(*sizes: tuple[str, int]) -> str:
     return f"scaling.segments=[{', '.join(f'{{from: {start}, workers: {workers}}}' for start, workers in sizes)}]"
-
-
-PLAN = segments(("0%", 1), ("4 steps", 2), ("8 steps", 4), ("12 steps", 1))
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +49,28 @@ def stretches(run: str) -> list[tuple[int, int, int | None]]:
     return [(one.from_step, one.to_step, one.world_size) for one in found.world_sizes]
 
 
-@pytest.mark.parametrize("mode", ["fit_per_segment", "schedule"])
+@pytest.mark.parametrize(
+    ("mode", "sizes"),
+    [("fit_per_segment", [(0, 1), (8, 2)]), ("schedule", [(0, 1), (4, 2), (8, 4), (12, 1)])],
+)
 def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
-    job: Path, fixed: list[float], mode: str, capsys: pytest.CaptureFixture[str]
+    job: Path, fixed: list[float], mode: str, sizes: list[tuple[int, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = trained(job, f"scaling.mode={mode}", PLAN)
+    plan = segments(*((f"{start} steps", workers) for start, workers in sizes))
+    result = trained(job, f"scaling.mode={mode}", plan)
     np.testing.assert_allclose(losses(Path(result["run"])), fixed, rtol=FLOAT64)
-    assert stretches(result["run"]) == [(1, 4, 1), (5, 8, 2), (9, 12, 4), (13, 16, 1)]
-    assert (result["resizes"], result["restarts"]) == (3, 0)
+    changes = [(start, before, after) for (_, before), (start, after) in pairwise(sizes)]
+    ends = [*(start for start, _ in sizes[1:]), 16]
+    planned = [(start + 1, end, workers) for (start, workers), end in zip(sizes, ends, strict=True)]
+    assert stretches(result["run"]) == planned
+    assert (result["resizes"], result["restarts"]) == (len(changes), 0)
     _, pauses = read_attempts(Path(result["run"]))
-    assert [(one["resize_at"], one["from"], one["to"]) for one in pauses] == [(4, 1, 2), (8, 2, 4), (12, 4, 1)]
+    assert [(one["resize_at"], one["from"], one["to"]) for one in pauses] == changes
     for one in pauses:
         assert sum(one["parts_s"].values()) == pytest.approx(one["pause_s"])
         assert min(one["parts_s"].values()) >= 0
     said = capsys.readouterr().err
-    assert "resize   1 -> 2 workers at step 4: " in said
+    assert all(f"resize   {before} -> {after} workers at step {start}: " in said for start, before, after in changes)
     assert "a worker was lost" not in said
 
 

@@ -17,13 +17,20 @@ from tokendrop.train.checkpoint import committed, read_meta
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    return write_job(tmp_path)
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a corpus, whose token shards the runs share."""
+    return write_job(tmp_path_factory.mktemp("training"))
 
 
 def trained(job: Path, *overrides: str) -> Path:
     return Path(run_training(config_of(job, *overrides))["run"])
+
+
+@pytest.fixture(scope="module")
+def alone(job: Path, ray_cluster: None) -> Path:
+    """The run of one worker that reads mapped shards."""
+    return trained(job)
 
 
 def assert_ledger_is_exact(run: Path) -> None:
@@ -41,19 +48,17 @@ def assert_ledger_is_exact(run: Path) -> None:
         assert sorted(trained_on) == sorted(order.sample_ids(positions, committed).tolist())
 
 
-def test_world_size_does_not_show_in_samples_or_losses(job: Path) -> None:
-    alone = trained(job)
-    for workers in (2, 4):
-        together = trained(job, f"scaling.workers={workers}")
-        np.testing.assert_allclose(losses(together), losses(alone), rtol=FLOAT64)
-        assert {row["world_size"] for row in read_ledger(together)} == {workers}
-        assert_ledger_is_exact(together)
-    assert_ledger_is_exact(alone)
+def test_world_size_does_not_show_in_samples_or_losses(job: Path, alone: Path) -> None:
+    together = trained(job, "scaling.workers=4")
+    np.testing.assert_allclose(losses(together), losses(alone), rtol=FLOAT64)
+    for run, workers in ((alone, 1), (together, 4)):
+        assert {row["world_size"] for row in read_ledger(run)} == {workers}
+        assert_ledger_is_exact(run)
 
 
-def test_rows_streamed_by_ray_data_are_the_rows_mapped_from_shards(job: Path) -> None:
-    mapped, streamed = trained(job), trained(job, "data.reader=ray_data", "scaling.workers=2")
-    np.testing.assert_allclose(losses(streamed), losses(mapped), rtol=FLOAT64)
+def test_rows_streamed_by_ray_data_are_the_rows_mapped_from_shards(job: Path, alone: Path) -> None:
+    streamed = trained(job, "data.reader=ray_data", "scaling.workers=2")
+    np.testing.assert_allclose(losses(streamed), losses(alone), rtol=FLOAT64)
     assert_ledger_is_exact(streamed)
 
 

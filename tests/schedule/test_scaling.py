@@ -124,7 +124,7 @@ def test_no_other_choice_is_better(case: tuple[RunPlan, DeviceProfile, Wish], da
 
     if within:
         value, limited = sums(wish, chosen(plan, profile, wish)[1])
-        assert value == pytest.approx(min(within))
+        assert value <= min(within) * (1 + 1e-8)  # below it where rounding alone has put a better one over the limit
         assert limited <= limit * (1 + 1e-8)
     else:
         with pytest.raises(ValueError, match="at least") as caught:

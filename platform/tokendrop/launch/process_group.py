@@ -16,6 +16,9 @@ class _DeviceBackend(_TorchBackend):
         has_gpu = worker_group.execute_single(0, torch.cuda.is_available)
         super().on_start(worker_group, replace(backend_config, backend="nccl" if has_gpu else "gloo"))
 
+    def on_shutdown(self, worker_group: Any, backend_config: TorchConfig) -> None:
+        """Nothing: the processes end next, and to leave the group in good order may take a worker that is dead."""
+
 
 class DeviceTorchConfig(TorchConfig):
     """TorchConfig whose backend follows from the workers' device."""
