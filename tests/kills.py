@@ -48,6 +48,10 @@ class Command(subprocess.Popen[bytes]):
             time.sleep(0.02)
         return True
 
+    def __exit__(self, *_: object) -> None:
+        if self.poll() is None:
+            self.kill_all()
+
     def finish(self) -> None:
         """Wait for its end, which is to be a success."""
         assert not self.until(lambda: False, "its end")

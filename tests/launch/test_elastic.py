@@ -12,8 +12,9 @@ import pytest
 
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.errors import UserError
-from tokendrop.launch.elastic import PlanController, PlanPolicy, PlanTrainer, PlanWorkerGroup
+from tokendrop.launch.elastic import PlanController, PlanPolicy, PlanTrainer
 from tokendrop.launch.quiet import AlonePolicy, QuietTorchTrainer
+from tokendrop.launch.standby import PlanWorkerGroup
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
 from tokendrop.track.run_folder import read_attempts
@@ -74,16 +75,17 @@ def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
     assert "a worker was lost" not in said
 
 
-def test_a_worker_killed_within_a_segment_costs_no_sample_and_the_plan_goes_on(job: Path) -> None:
+def test_a_worker_killed_on_a_full_cluster_costs_no_sample_and_the_plan_goes_on(job: Path) -> None:
     longer = ("train.length=400 steps", "checkpoint.every=40 steps")
     runs = job.parent / "killed"
     killer = threading.Thread(target=kill_at, args=(runs, 50))
     killer.start()
-    plan = segments(("0%", 1), ("300 steps", 2))
-    result = trained(job, *longer, "scaling.mode=schedule", plan, f"runs_folder={runs}")
+    plan = segments(("0%", 2), ("300 steps", 1))
+    full = ("scaling.mode=schedule", "scaling.cpus_per_worker=2", plan)  # all that there is
+    result = trained(job, *longer, *full, f"runs_folder={runs}")
     killer.join()
     assert (result["resizes"], result["restarts"]) == (1, 1)
-    assert stretches(result["run"]) == [(1, 300, 1), (301, 400, 2)]
+    assert stretches(result["run"]) == [(1, 300, 2), (301, 400, 1)]
 
 
 def test_a_cluster_that_has_less_than_the_plan_wants_gives_what_it_has(
@@ -109,6 +111,7 @@ OVERRIDDEN = [
     (AlonePolicy, "_maybe_send_resource_request", "(self)"),
     (AlonePolicy, "_cancel_resource_request", "(self)"),
     (PlanTrainer, "_initialize_and_run_controller", "(self, **controller_init_kwargs)"),
+    (PlanController, "_make_and_handle_scaling_decision_for_non_running_worker_group", "(self, controller_state)"),
     (PlanController, "_run_control_loop_iteration", "(self)"),
     (PlanController, "_execute_resize_decision", "(self, decision)"),
     (PlanController, "_shutdown_worker_group", "(self)"),
@@ -121,6 +124,7 @@ OVERRIDDEN = [
     ),
     (PlanPolicy, "_get_num_workers_for_resource_request", "(self)"),
     (PlanPolicy, "on_controller_start_worker_group", "(self, *, scaling_config, num_workers)"),
+    (PlanWorkerGroup, "_start", "(self)"),
     (
         PlanWorkerGroup,
         "_create_workers",
@@ -137,6 +141,7 @@ CALLED = [
     (PlanController, "run", "(self)"),
     (PlanController, "abort", "(self)"),
     (PlanController, "get_result", "(self)"),
+    (PlanWorkerGroup, "_clear_state", "(self)"),
     (PlanWorkerGroup, "_assign_worker_ranks", "(workers, starting_world_rank, world_size, replica_group_size)"),
     (PlanWorkerGroup, "_get_worker_runtime_env", "(custom_runtime_env)"),
     (PlanWorkerGroup, "execute_single", "(self, rank, fn, *fn_args, **fn_kwargs)"),

@@ -40,17 +40,17 @@ def job(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("mode", "sent"), [("fixed", signal.SIGINT), ("schedule", signal.SIGTERM)])
 def test_a_run_that_trains_ends_at_once(job: Path, tmp_path: Path, mode: str, sent: signal.Signals) -> None:
     alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = Command("train", job, *MODES[mode], environment=alone)
-    run = run_below(tmp_path / "runs", command)
-    assert command.until(lambda: last_step(run) >= 3, "step 3")
-    started = psutil.Process(command.pid).children(recursive=True)
-    titles = {title for one in started if one.status() != psutil.STATUS_ZOMBIE for title in one.cmdline()[:1]}
-    assert any(title.startswith("ray::RayTrainWorker") for title in titles)
-    assert titles.isdisjoint(IDLE)
-    command.send_signal(sent)
-    assert command.wait(ENDS_WITHIN_S) == 130, command.said()
-    assert "Traceback" not in command.said()
-    assert psutil.wait_procs(started, timeout=ENDS_WITHIN_S)[1] == []
+    with Command("train", job, *MODES[mode], environment=alone) as command:
+        run = run_below(tmp_path / "runs", command)
+        assert command.until(lambda: last_step(run) >= 3, "step 3")
+        started = psutil.Process(command.pid).children(recursive=True)
+        titles = {title for one in started if one.status() != psutil.STATUS_ZOMBIE for title in one.cmdline()[:1]}
+        assert any(title.startswith("ray::RayTrainWorker") for title in titles)
+        assert titles.isdisjoint(IDLE)
+        command.send_signal(sent)
+        assert command.wait(ENDS_WITHIN_S) == 130, command.said()
+        assert "Traceback" not in command.said()
+        assert psutil.wait_procs(started, timeout=ENDS_WITHIN_S)[1] == []
 
 
 @pytest.fixture
@@ -74,16 +74,17 @@ def test_a_run_that_waits_for_nodes_leaves_the_cores_alone_and_ends_at_once(
 ) -> None:
     prepare(load_job(job))
     environment = request.getfixturevalue("full_cluster")
-    command = Command("train", job, *MODES["schedule"], environment=environment)
-    assert command.until(lambda: bool(processes_named("Controller.run")), "the controller")
-    time.sleep(2)
-    (controller,) = processes_named("Controller.run")
-    before, at = controller.cpu_times(), time.monotonic()
-    time.sleep(3)
-    after = controller.cpu_times()
-    used = after.user + after.system - before.user - before.system
-    assert used / (time.monotonic() - at) < 0.2
-    command.send_signal(signal.SIGINT)
-    assert command.wait(ENDS_WITHIN_S) == 130
-    assert "Traceback" not in command.said()
-    assert psutil.wait_procs([controller], timeout=ENDS_WITHIN_S)[1] == []
+    others = set(processes_named("Controller.run"))
+    with Command("train", job, *MODES["schedule"], environment=environment) as command:
+        assert command.until(lambda: not others.issuperset(processes_named("Controller.run")), "the controller")
+        time.sleep(2)
+        (controller,) = {*processes_named("Controller.run")} - others
+        before, at = controller.cpu_times(), time.monotonic()
+        time.sleep(3)
+        after = controller.cpu_times()
+        used = after.user + after.system - before.user - before.system
+        assert used / (time.monotonic() - at) < 0.2
+        command.send_signal(signal.SIGINT)
+        assert command.wait(ENDS_WITHIN_S) == 130
+        assert "Traceback" not in command.said()
+        assert psutil.wait_procs([controller], timeout=ENDS_WITHIN_S)[1] == []

@@ -23,6 +23,8 @@ class ExperimentConfig:
     seed: int = 1234
     runs_folder: str = "runs"
     """Run folders are made below this one; a path that all workers share."""
+    run: str | None = None
+    """The run's folder below that: begun once, and gone on with by each later start of the job; null for a new one."""
     model: GptConfig | BertConfig
     data: DataConfig
     train: TrainConfig
@@ -33,8 +35,9 @@ class ExperimentConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
-        if not self.name or not all(letter.isalnum() or letter in "-_." for letter in self.name):
-            raise ValueError(f"name: want letters, digits, '-', '_' and '.', got {self.name!r}")
+        for key, name in (("name", self.name), ("run", "unnamed" if self.run is None else self.run)):
+            if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
+                raise ValueError(f"{key}: want letters, digits, '-', '_' and '.', got {name!r}")
         if self.model.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
             raise ValueError(f"data.pairs: only a model of kind bert reads pairs of sentences, not '{self.model.kind}'")
         self.plan()

@@ -1,4 +1,4 @@
-"""A run whose workers follow its plan within one run of Ray Train; alone in touching what Ray keeps to itself.
+"""A run whose workers follow its plan within one run of Ray Train; touches, with `standby`, what Ray keeps to itself.
 
 Ray Train knows how to replace a group of workers by one of another size, but not when: its own policy grows whenever it
 can. Here it is told by `Follower`. Checked with Ray 2.60, whose names a test holds this file to.
@@ -16,33 +16,28 @@ from ray._private.state import state as cluster_state
 from ray._raylet import RAY_NODE_ID_KEY  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import GetTimeoutError, RayError
 from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision
-from ray.train.v2._internal.execution.worker_group import WorkerGroup
-from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
-from ray.util import placement_group_table
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.train.v2._internal.execution.worker_group.worker import Worker
 
 from tokendrop.launch.following import Act, Follower, View
-from tokendrop.launch.orders import Standing, go_on, import_all, pause, set_marks, standing
+from tokendrop.launch.orders import Standing, go_on, pause, standing
 from tokendrop.launch.quiet import QuietTorchTrainer
+from tokendrop.launch.standby import (
+    Marks,
+    PlanWorkerGroup,
+    begin_marks,
+    end_standbys,
+    mark,
+    standby_nodes,
+    start_standbys,
+)
 from tokendrop.train.checkpoint import committed_step
 
 _CALL_S, _IDLE_S, _FREE_S = 5.0, 0.25, 1.5
 _POLL_S, _POLL_NEAR_S, _NEAR_S = 1.0, 0.1, 5.0  # how often workers are looked at, and how often before they change
-_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
 _PLACE_S = 5.0  # for which room that was seen is waited for; another run may have taken it since
 _WARM_S = 30.0  # so long before workers change, the processes of the next ones start
-
-# in the controller's process: what the group that is made went through, each with the time at its end; and processes
-# of workers to come, with their nodes
-_marks: list[tuple[str, float]] = []
-_standbys: list[tuple[str, Any]] = []
-
-
-def _mark(name: str) -> None:
-    _marks.append((name, time.time()))
 
 
 class PlanPolicy(ElasticScalingPolicy):
@@ -63,11 +58,11 @@ class PlanPolicy(ElasticScalingPolicy):
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
         """Where the processes for so many workers stand by, these are to be placed there."""
-        nodes = sorted({node for node, _ in _standbys})
+        nodes = standby_nodes()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        if len(_standbys) != num_workers or not alive.issuperset(nodes):
+        if len(nodes) != num_workers or not alive.issuperset(nodes):
             return None
-        return {RAY_NODE_ID_KEY: f"in({','.join(nodes)})"}
+        return {RAY_NODE_ID_KEY: f"in({','.join(sorted(set(nodes)))})"}
 
     def _get_num_workers_for_resource_request(self) -> int:
         return self._asked
@@ -105,6 +100,7 @@ class PlanPolicy(ElasticScalingPolicy):
         return {node: int(min(has.get(one, 0) // each[one] for one in each)) for node, has in nodes.items()}
 
     def make_decision_for_non_running_worker_group(self) -> Any:
+        end_standbys()  # of a change that came to nothing: they would tie the next try to their nodes
         now = time.monotonic()
         self._waits_since = self._waits_since or now
         step, leaving = committed_step(self.checkpoints), _leaving_nodes()
@@ -139,7 +135,7 @@ class PlanPolicy(ElasticScalingPolicy):
         if not isinstance(act, Act):
             return self._get_resize_decision(act)
         if act is not Act.PAUSE or is_ready or view.leaving:  # else the work goes on until all is ready
-            self._tell(group, act)
+            self._tell(group, act, view.done)
         return NoopDecision()
 
     def _view(self, group: Any, stands: Standing) -> View:
@@ -177,13 +173,13 @@ class PlanPolicy(ElasticScalingPolicy):
         more = Counter(self._places_known) - Counter(ours)
         return [*ours, *more.elements()][:size]
 
-    def _tell(self, group: Any, act: Act) -> None:
+    def _tell(self, group: Any, act: Act, step: int) -> None:
         if act is Act.PAUSE:  # one is enough: the workers agree on it at each step
             group.workers[0].execute_async(pause)
         elif act is Act.GO_ON:
             self._since = time.monotonic()
             with contextlib.suppress(RayError, GetTimeoutError):  # one that died is found by the next poll
-                ray.get([worker.execute_async(go_on) for worker in group.workers], timeout=_CALL_S)
+                ray.get([worker.execute_async(go_on, step) for worker in group.workers], timeout=_CALL_S)
 
 
 def _ask(worker: Worker) -> Standing | None:
@@ -200,56 +196,6 @@ def _leaving_nodes() -> frozenset[str]:
     return frozenset(cluster_state.get_draining_nodes())
 
 
-def start_standbys(nodes: list[str]) -> list[Any]:
-    """Start a process on each node that becomes a worker later; what is returned is there when they are ready."""
-    _end_standbys()
-    actor = ray.remote(num_cpus=0, runtime_env=WorkerGroup._get_worker_runtime_env({}))(RayTrainWorker)
-    for node in nodes:
-        home = NodeAffinitySchedulingStrategy(node, soft=False)
-        _standbys.append((node, actor.options(scheduling_strategy=home).remote()))
-    return [one.execute.remote(import_all, *_IMPORTS) for _, one in _standbys]
-
-
-def _end_standbys() -> None:
-    for _, actor in _standbys:
-        ray.kill(actor)
-    _standbys.clear()
-
-
-class PlanWorkerGroup(WorkerGroup):
-    """Makes workers of the processes that stand by, and takes note of how long each part of a start takes."""
-
-    def _create_workers(
-        self, num_workers: int, placement_group: Any, resources_per_worker: Any, *args: Any, **kwargs: Any
-    ) -> list[Worker]:
-        _mark("placement")
-        workers: list[Worker] = []
-        for index, node in placement_group_table(placement_group)["bundles_to_node_id"].items():
-            at = next((i for i, (home, _) in enumerate(_standbys) if home == node), None)
-            if at is not None:
-                _, actor = _standbys.pop(at)
-                with contextlib.suppress(RayError):
-                    known: Any = ray.get(actor.get_metadata.remote())
-                    workers.append(Worker(actor, known, resources_per_worker, placement_group_bundle_index=index))
-        _end_standbys()
-        taken = {worker.placement_group_bundle_index for worker in workers}
-        if missing := [index for index in range(num_workers) if index not in taken]:
-            workers += super()._create_workers(len(missing), placement_group, resources_per_worker, missing)
-        _mark("processes")
-        imported: Any = [worker.execute_async(import_all, *_IMPORTS) for worker in workers]
-        ray.get(imported)
-        _mark("imports")
-        return WorkerGroup._assign_worker_ranks(workers)
-
-
-class _Marks(WorkerGroupCallback):
-    """Hands what was taken note of to rank 0, which writes it down."""
-
-    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
-        _mark("process group")
-        worker_group.execute_single(0, set_marks, _marks)
-
-
 class PlanController(TrainController):
     """Ray's controller; it takes note of times, and leaves the processor alone while it waits for nodes.
 
@@ -259,6 +205,12 @@ class PlanController(TrainController):
     worker_group_cls = PlanWorkerGroup
     _scaling_policy: PlanPolicy
 
+    def _make_and_handle_scaling_decision_for_non_running_worker_group(self, controller_state: Any) -> Any:
+        """Ray's own lets a group that has failed keep its room until a next one is decided on: in that very room."""
+        if self._worker_group:
+            self._shutdown_worker_group()
+        return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
+
     async def _run_control_loop_iteration(self) -> None:
         before = self.get_state()
         self._health_check_interval_s = self._scaling_policy.poll_s
@@ -267,8 +219,7 @@ class PlanController(TrainController):
             await asyncio.sleep(_IDLE_S)
 
     def _execute_resize_decision(self, decision: Any) -> Any:
-        _marks.clear()
-        _mark("decision")
+        begin_marks()
         return super()._execute_resize_decision(decision)
 
     def _shutdown_worker_group(self) -> None:
@@ -278,7 +229,7 @@ class PlanController(TrainController):
         deadline = time.monotonic() + (_FREE_S if self._scaling_policy.autoscaling else 0)
         while time.monotonic() < deadline and ray.available_resources().get("CPU", 0) <= before:
             time.sleep(0.05)
-        _mark("teardown")
+        mark("teardown")
 
 
 class PlanTrainer(QuietTorchTrainer):
@@ -290,7 +241,7 @@ class PlanTrainer(QuietTorchTrainer):
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         settings["scaling_policy"] = self.policy
-        settings["callbacks"] = [*settings["callbacks"], _Marks()]
+        settings["callbacks"] = [*settings["callbacks"], Marks()]
         environment = {
             # the policy looks for nodes that will go away by itself: Ray's watcher lets the work go on until they do
             ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0",

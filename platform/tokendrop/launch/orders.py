@@ -29,7 +29,8 @@ class Orders:
         self.marks: list[tuple[str, float]] = []
         """What the group went through until its training function started, each with the time at its end."""
         self._paused = False
-        self._go = threading.Event()
+        self._change = threading.Condition()
+        self._go_on_from = -1
 
     def begin(self, step: int, device: str) -> None:
         self._last = (step, time.monotonic())
@@ -51,12 +52,12 @@ class Orders:
     def wait(self, step: int) -> None:
         """Wait at a committed step; returns when the workers are to go on as they are."""
         assert self.standing is not None
-        self._go.clear()
         self._paused = False
         self.standing = Standing(
             done=step, waits=True, step_time_s=self.standing.step_time_s, device=self.standing.device
         )
-        self._go.wait()
+        with self._change:
+            self._change.wait_for(lambda: self._go_on_from >= step)
         self.begin(step, self.standing.device)
 
 
@@ -81,9 +82,12 @@ def pause() -> None:
     ORDERS._paused = True
 
 
-def go_on() -> None:
-    ORDERS._paused = False  # asked for while this process had begun to wait
-    ORDERS._go.set()
+def go_on(step: int) -> None:
+    """From a step where rank 0 waits; this process may be there a little later."""
+    with ORDERS._change:
+        ORDERS._paused = False  # asked for while this process had begun to wait
+        ORDERS._go_on_from = step
+        ORDERS._change.notify_all()
 
 
 def set_marks(marks: Sequence[tuple[str, float]]) -> None:

@@ -26,6 +26,7 @@ from tokendrop.render import say
 from tokendrop.track.mlflow import MlflowMirror, absolute_uri
 from tokendrop.track.run_folder import (
     CHECKPOINTS,
+    begun_run,
     create_run_folder,
     describe_run,
     open_run_folder,
@@ -43,7 +44,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     """Train, and return the run's summary.
 
     Args:
-        resume: the folder of an earlier run of this job, to go on from its last checkpoint.
+        resume: the folder of an earlier run of this job, to go on from its last checkpoint; the job may name one too.
     Raises:
         UserError: the job is wrong; nothing was started.
         ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
@@ -51,6 +52,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     check_trainable(config.model)
     check_strategy(config.train)
     check_mode(config)
+    resume = resume or begun_run(config)
     if resume is not None:
         check_same_model(config, resume)
     connect()
@@ -89,7 +91,7 @@ def _fit(task: WorkerTask) -> None:
         if step == plan.steps:
             return
         restarts = len(read_attempts(task.run)[0]) - before - fits
-        QuietTorchTrainer(**_settings(task, plan.at(step).workers, scaling.max_restarts - restarts)).fit()
+        QuietTorchTrainer(**_settings(task, plan.at(step).workers, max(0, scaling.max_restarts - restarts))).fit()
         raise_mistake(task.run)
 
 

@@ -14,6 +14,7 @@ from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
 
 _POLL_S, _MIRROR_EVERY_S = 0.5, 15.0
+_HURRY_S = 1.5  # for a tracking server, twice, where the user has stopped the run
 
 
 class Watcher:
@@ -35,9 +36,15 @@ class Watcher:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         self._stop.set()
-        self._thread.join()
+        is_stopped = kind is KeyboardInterrupt
+        within_s = _HURRY_S if is_stopped else None
+        self._thread.join(within_s)
         self._line.end()
-        self._mirror("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
+        if not self._thread.is_alive():
+            status: Status = "FINISHED" if kind is None else "KILLED" if is_stopped else "FAILED"
+            last = threading.Thread(target=self._mirror, args=(status,), daemon=True)
+            last.start()
+            last.join(within_s)
 
     def _follow(self) -> None:
         mirrored = time.monotonic()

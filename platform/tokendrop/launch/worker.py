@@ -18,7 +18,7 @@ from tokendrop.method import Dropping, attach
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal
 from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.checkpoint import Checkpoints, committed
+from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engine import Engine
 from tokendrop.train.engines.build import apply_strategy
@@ -58,8 +58,8 @@ def run_worker(
         keep=config.checkpoint.keep,
         meta={"model": asdict(config.model), "name": config.name},
     )
-    saved = committed(task.run / CHECKPOINTS)
-    start = checkpoints.load(engine, saved[-1]) if saved else 0
+    newest = checkpoints.newest()
+    start = checkpoints.load(engine, newest) if newest else 0
 
     marks = [*(orders.marks if orders else ()), ("start", called), ("restore", time.time())]
     if orders is not None:

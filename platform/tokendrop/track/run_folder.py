@@ -31,8 +31,11 @@ _PACKAGES = ("tokendrop", "torch", "ray", "mlflow", "pyarrow", "numpy", "tokeniz
 
 
 def create_run_folder(config: ExperimentConfig) -> Path:
-    """A new, empty folder below `runs_folder`."""
+    """A new, empty folder below `runs_folder`, or the one that the job names."""
     root = Path(config.runs_folder).absolute()
+    if config.run is not None:
+        (root / config.run).mkdir(parents=True, exist_ok=True)
+        return root / config.run
     stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for folder in (root / stem, *(root / f"{stem}-{number}" for number in range(2, 100))):
         try:
@@ -41,6 +44,21 @@ def create_run_folder(config: ExperimentConfig) -> Path:
         except FileExistsError:
             continue
     raise UserError(f"runs_folder: {root} has a hundred runs of this second already")
+
+
+def begun_run(config: ExperimentConfig) -> Path | None:
+    """The run folder that the job names, where the run has begun.
+
+    Raises:
+        UserError: it is the run of another job.
+    """
+    folder = Path(config.runs_folder).absolute() / (config.run or "")
+    if config.run is None or not (folder / DATA).is_file():
+        return None
+    begun, _ = open_run_folder(folder)
+    if begun.name != config.name:
+        raise UserError(f"run: {folder} is one of the job {begun.name!r}, this is {config.name!r}; want another folder")
+    return folder
 
 
 def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:

@@ -80,10 +80,19 @@ class Checkpoints:
                 shutil.rmtree(final, ignore_errors=True)
                 unfinished.rename(final)
                 for old in committed(self.folder)[: -self.keep]:
-                    shutil.rmtree(old)
+                    shutil.rmtree(old, ignore_errors=True)  # one that somebody reads just now goes next time
             done.set_result(None)
         except BaseException as error:  # for the thread that waits
             done.set_exception(error)
+
+    def newest(self) -> Path | None:
+        """The newest committed checkpoint, by rank 0's view of the folder: storage may show others an older one."""
+        names = [path.name for path in committed(self.folder)[-1:]]
+        if self._group is not None:
+            shared = [names]
+            dist.broadcast_object_list(shared, src=0, group=self._group)
+            (names,) = shared
+        return self.folder / names[0] if names else None
 
     def load(self, engine: Engine, checkpoint: Path) -> int:
         """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from."""

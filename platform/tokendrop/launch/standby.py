@@ -1,0 +1,116 @@
+"""Groups of workers that a plan replaces: their processes start beforehand, stand by, and become workers in time.
+
+Touches, as `elastic` does, what Ray 2.60 keeps to itself; the same test holds it to that.
+"""
+
+import contextlib
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
+from ray.util import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tokendrop.launch.orders import import_all, set_marks
+
+_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
+_READY_S = 300.0  # for processes to start and import; many may do so from one slow disk
+_FAILED_STARTS = 10  # in a row, before it is not taken for bad luck any more
+
+# in the controller's process: what the group that is made went through, each with the time at its end; and processes
+# of workers to come, with their nodes
+_marks: list[tuple[str, float]] = []
+_standbys: list[tuple[str, Any]] = []
+
+
+def begin_marks() -> None:
+    """From here on, take note of what a new group goes through."""
+    _marks.clear()
+    mark("decision")
+
+
+def mark(name: str) -> None:
+    _marks.append((name, time.time()))
+
+
+class Marks(WorkerGroupCallback):
+    """Hands what was taken note of to rank 0, which writes it down."""
+
+    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
+        mark("process group")
+        worker_group.execute_single(0, set_marks, _marks)
+
+
+def standby_nodes() -> list[str]:
+    """The node of each process that stands by."""
+    return [node for node, _ in _standbys]
+
+
+def start_standbys(nodes: list[str]) -> list[Any]:
+    """Start a process on each node that becomes a worker later; what is returned is there when they are ready."""
+    end_standbys()
+    actor = ray.remote(num_cpus=0, runtime_env=WorkerGroup._get_worker_runtime_env({}))(RayTrainWorker)
+    for node in nodes:
+        home = NodeAffinitySchedulingStrategy(node, soft=False)
+        _standbys.append((node, actor.options(scheduling_strategy=home).remote()))
+    return [one.execute.remote(import_all, *_IMPORTS) for _, one in _standbys]
+
+
+def end_standbys() -> None:
+    """End the processes that stand by."""
+    for _, actor in _standbys:
+        ray.kill(actor)
+    _standbys.clear()
+
+
+class PlanWorkerGroup(WorkerGroup):
+    """Makes workers of the processes that stand by, and takes note of how long each part of a start takes."""
+
+    failed_starts = 0
+    """Of this class, in a row."""
+
+    def _start(self) -> None:
+        """As Ray's own, but a death meanwhile is no reason to end the run, nor to leave the others where they are."""
+        try:
+            super()._start()
+            PlanWorkerGroup.failed_starts = 0
+        except (RayError, WorkerGroupStartupFailedError) as error:
+            if self._worker_group_state:
+                self._worker_group_state.shutdown()
+                self._clear_state()
+            PlanWorkerGroup.failed_starts += 1
+            if PlanWorkerGroup.failed_starts > _FAILED_STARTS:
+                raise RuntimeError(f"workers could not be started {_FAILED_STARTS + 1} times in a row") from error
+            raise WorkerGroupStartupFailedError(str(error)) from error
+
+    def _create_workers(
+        self, num_workers: int, placement_group: Any, resources_per_worker: Any, *args: Any, **kwargs: Any
+    ) -> list[Worker]:
+        mark("placement")
+        workers: list[Worker] = []
+        for index, node in placement_group_table(placement_group)["bundles_to_node_id"].items():
+            at = next((i for i, (home, _) in enumerate(_standbys) if home == node), None)
+            if at is not None:
+                _, actor = _standbys.pop(at)
+                with contextlib.suppress(RayError):
+                    known: Any = ray.get(actor.get_metadata.remote(), timeout=_READY_S)
+                    workers.append(Worker(actor, known, resources_per_worker, placement_group_bundle_index=index))
+        end_standbys()
+        taken = {worker.placement_group_bundle_index for worker in workers}
+        if missing := [index for index in range(num_workers) if index not in taken]:
+            workers += super()._create_workers(len(missing), placement_group, resources_per_worker, missing)
+        mark("processes")
+        imported: Any = [worker.execute_async(import_all, *_IMPORTS) for worker in workers]
+        try:
+            ray.get(imported, timeout=_READY_S)
+        except RayError:
+            for worker in workers:
+                ray.kill(worker.actor)
+            raise
+        mark("imports")
+        return WorkerGroup._assign_worker_ranks(workers)
