@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui test chaos lint types clean
+.PHONY: install quickstart ui test test-with-ray test-without-ray chaos lint types clean
 
 install: .venv/installed
 
@@ -17,8 +17,15 @@ quickstart: install
 ui: install
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --workers 1
 
+# both halves at once; tests that start Ray wait a lot, and the others leave the cores to them; each is shown at its end
 test: install
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(MAKE) --jobs 2 --keep-going --output-sync test-with-ray test-without-ray
+
+test-with-ray:
+	$(BIN)/pytest -m ray
+
+test-without-ray:
+	nice -n 19 $(BIN)/pytest -m 'not ray'
 
 # the tests that kill processes, many times, and those of autoscaling; half an hour and more
 chaos: install

@@ -11,20 +11,6 @@ settings.register_profile("default", deadline=None, max_examples=50)
 settings.load_profile("default")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a Ray come first; on several processes, all of them in one."""
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
-    for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """On several processes, tests without a Ray leave the cores to those with one, which are the longer half."""
-    if "PYTEST_XDIST_WORKER" in os.environ and item.get_closest_marker("ray") is None:
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
-
-
 DATA = Path(os.environ.get("TOKENDROP_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 

@@ -1,7 +1,6 @@
 """A run folder and its mirror in MLflow: real databases, a real server that comes late."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
+from checkouts import free_ports
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
+from tokendrop.launch.watch import Watcher
 from tokendrop.track.journal import Journal
 from tokendrop.track.mlflow import METRICS, MlflowMirror
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
@@ -112,8 +114,8 @@ def test_a_resumed_run_is_running_again(tmp_path: Path, sqlite: str) -> None:
 
 
 @contextmanager
-def server(folder: Path, port: int) -> Iterator[None]:
-    """A real MLflow server on `port`."""
+def server(folder: Path, port: int) -> Iterator[psutil.Process]:
+    """A real MLflow server on `port`, and its process."""
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
@@ -127,16 +129,14 @@ def server(folder: Path, port: int) -> Iterator[None]:
             except OSError:
                 assert process.poll() is None, "the server died"
                 time.sleep(0.1)
-        yield
+        yield psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait()
 
 
 def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     uri = f"http://127.0.0.1:{port}"
     folder, config = run_folder(tmp_path, uri)
     train_on(folder, range(1, 9), commit=8)
@@ -149,3 +149,30 @@ def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
         assert late.run_id is not None
         assert set(history(uri, late.run_id, "loss/train")) == set(range(1, 9))
         assert MlflowClient(uri).get_run(late.run_id).info.status == "FINISHED"
+
+
+def test_a_server_that_hangs_does_not_keep_a_run_from_being_stopped(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    uri = f"http://127.0.0.1:{port}"
+    folder, config = run_folder(tmp_path, uri)
+    mirror = MlflowMirror(folder, config)
+
+    def stopped(processes: list[psutil.Process]) -> None:
+        with Watcher(folder, config, mirror):
+            for one in processes:
+                one.suspend()
+            raise KeyboardInterrupt
+
+    with server(tmp_path, port) as process:
+        mirror.sync("RUNNING")
+        hung = [process, *process.children(recursive=True)]
+        since = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            stopped(hung)
+        took_s = time.monotonic() - since
+        for one in hung:
+            one.resume()
+        assert took_s < 5
+        mirror.sync()
+        assert mirror.run_id is not None
+        assert MlflowClient(uri).get_run(mirror.run_id).info.status == "KILLED"
