@@ -17,7 +17,7 @@ from tokendrop.launch.worker import build_engine
 from tokendrop.models.batch import Batch
 from tokendrop.track.journal import Journal
 from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.checkpoint import Checkpoints, committed
+from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.loop import Parts, train
 
 # the processes are forks of one that has imported what takes long
@@ -71,8 +71,8 @@ def train_until(config: ExperimentConfig, run: Path, stop: int, dtype: torch.dty
         engine.dtype = dtype
     run.mkdir(exist_ok=True)
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=9, meta={"strategy": config.train.strategy})
-    saved = committed(run / CHECKPOINTS)
-    start = checkpoints.load(engine, saved[-1]) if saved else 0
+    newest = checkpoints.newest()
+    start = checkpoints.load(engine, newest) if newest else 0
     parts = Parts(
         engine=engine,
         dropping=dropping,
@@ -84,3 +84,10 @@ def train_until(config: ExperimentConfig, run: Path, stop: int, dtype: torch.dty
     with suppress(StopRunError):
         train(config, parts, start=start)
     checkpoints.wait()
+
+
+def go_by(newest: str, views: list[Path]) -> None:
+    """Asserts that each rank, with its own view of the checkpoints, would go on from `newest`."""
+    found = Checkpoints(views[dist.get_rank()], keep=9, meta={}).newest()
+    assert found is not None
+    assert found.name == newest

@@ -37,7 +37,7 @@ def test_trainers_go_on_in_their_turns_alone(tmp_path: Path, monkeypatch: pytest
         speeds = interleave({"a": one.turn, "b": other.turn}, rounds=2, say=lambda text: None)
         ended = time.time()
         assert all(0.2 / STEP_S < speed <= 1 / STEP_S for values in speeds.values() for speed in values)
-        assert one.mean_step_s() == other.mean_step_s() == pytest.approx(STEP_S)
+        assert (one.mean_step_s(), other.mean_step_s()) == pytest.approx((STEP_S, STEP_S))
     done = sorted((at, name) for name, folder in (("a", a), ("b", b)) for at in lines(folder) if begun < at < ended)
     turns = [name for number, (_, name) in enumerate(done) if number == 0 or done[number - 1][1] != name]
     assert turns == ["a", "b", "a"]  # every other round runs backwards

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from groups import go_by, together
 from tiny import Rows, assert_same, experiment, gpt
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
@@ -68,8 +69,8 @@ def attempt(
     engine = new_engine(config)
     dropping = attach(engine.model, seed=config.seed)
     checkpoints = Checkpoints(run / "checkpoints", keep=config.checkpoint.keep, meta={"name": config.name})
-    saved = committed(run / "checkpoints")
-    start = checkpoints.load(engine, saved[-1]) if saved else 0
+    newest = checkpoints.newest()
+    start = checkpoints.load(engine, newest) if newest else 0
     parts = Parts(
         engine=engine,
         dropping=dropping,
@@ -281,3 +282,11 @@ def test_checkpoints_are_listed_by_step_however_many_digits(tmp_path: Path) -> N
         (tmp_path / step_name(step)).mkdir()
     assert committed(tmp_path) == [tmp_path / step_name(step) for step in (10, 999, 1000, 2_000_000)]
     assert committed(tmp_path / "nothing here") == []
+
+
+def test_ranks_go_on_from_what_rank_0_sees_whatever_their_own_view_of_the_storage(tmp_path: Path) -> None:
+    views = [tmp_path / "now", tmp_path / "a minute ago"]
+    for view, steps in zip(views, ([3, 6], [3]), strict=True):
+        for step in steps:
+            (view / step_name(step)).mkdir(parents=True)
+    together(2, go_by, step_name(6), views)
