@@ -10,6 +10,7 @@ import pytest
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
+from tokendrop.data.pipeline import prepare
 from tokendrop.data.shards import MANIFEST, read_manifest
 from tokendrop.data.writer import ShardWriter
 from tokendrop.errors import UserError
@@ -47,25 +48,30 @@ def config_of(folder: Path, **data: object) -> ExperimentConfig:
             "max_rejected": 0,
             **data,
         },
-        train={"length": "200 steps", "global_batch": 16, "micro_batch": 8, "peak_lr": 1e-3, "precision": "fp64"},
-        checkpoint={"every": "100 steps"},
+        train={"length": "100 steps", "global_batch": 16, "micro_batch": 8, "peak_lr": 1e-3, "precision": "fp64"},
+        checkpoint={"every": "50 steps"},
     )
     return load_job(job)
 
 
-@pytest.mark.parametrize("reader", ["memory_map", "ray_data"])
-def test_a_run_that_follows_its_preparation_is_the_run_on_prepared_shards(tmp_path, slowly, reader):
-    followed = run_training(config_of(tmp_path, reader=reader))
-    prepared = run_training(config_of(tmp_path, reader=reader))  # all is there now
+@pytest.fixture(scope="module")
+def prepared_first(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Path:
+    """A run on token shards that were all there when it began."""
+    config = config_of(tmp_path_factory.mktemp("prepared"))
+    prepare(config)
+    return Path(run_training(config)["run"])
 
-    run = Path(followed["run"])
+
+@pytest.mark.parametrize("reader", ["memory_map", "ray_data"])
+def test_a_run_that_follows_its_preparation_is_the_run_on_prepared_shards(tmp_path, prepared_first, slowly, reader):
+    run = Path(run_training(config_of(tmp_path, reader=reader))["run"])
     first = json.loads((run / METRICS).read_text().split("\n", 2)[1])
     (manifest,) = (tmp_path / "runs" / "data").glob(f"*/{MANIFEST}")
     assert first["attempt_from"] == 0
     assert first["time"] < manifest.stat().st_mtime  # it did follow
-    assert read_ledger(run) == read_ledger(Path(prepared["run"]))
+    assert read_ledger(run) == read_ledger(prepared_first)
     np.testing.assert_array_equal(
-        [row["loss"] for row in read_steps(run)], [row["loss"] for row in read_steps(Path(prepared["run"]))]
+        [row["loss"] for row in read_steps(run)], [row["loss"] for row in read_steps(prepared_first)]
     )
 
 
@@ -84,6 +90,7 @@ def test_what_is_prepared_when_a_short_run_is_over_stays_for_the_next(tmp_path, 
     (folder,) = (path.parent for path in (tmp_path / "runs" / "data").glob(f"*/{MANIFEST}"))
     before = read_manifest(folder)
     assert sum(before.committed("train").rows) >= config.data.shuffle_rows
-    run_training(config)
+    assert prepare(config) == folder
     after = read_manifest(folder)
+    assert after.header.is_complete
     assert set(before.shards) <= set(after.shards)
