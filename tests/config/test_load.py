@@ -96,7 +96,7 @@ def test_a_learning_rate_may_be_spelled_in_any_way(number: str, job: Path) -> No
 
 @given(
     seed=st.integers(-(2**63) + 1, 2**63 - 1),
-    name=st.text("abcXYZ019-_.", min_size=1),
+    name=st.text("abcXYZ019-_.", min_size=1).filter(lambda name: name.strip(".")),
     corpus=st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["C"])), min_size=1),
     length=st.decimals(1, 10**12, places=3),
     peak=st.floats(1e-12, 1e6),

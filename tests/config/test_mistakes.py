@@ -76,6 +76,7 @@ MISTAKES = {
     "drop.schedule={kind: piecewise, stages: [{at: 0}]}": "drop.schedule.stages[0].kept: this key is needed",
     # values out of range
     "name=a/b": "name: want letters, digits",
+    "run=..": "run: want letters, digits, '-', '_' and '.', not dots alone, got '..'",
     "model.width=0": "model: want layers, width, heads",
     "model.layers=1000000000000": "model: want at most 10,000 layers",
     "model.heads=3": "model: width=128 must be a multiple of heads=3",

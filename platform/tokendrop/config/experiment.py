@@ -37,7 +37,7 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         for key, name in (("name", self.name), ("run", "unnamed" if self.run is None else self.run)):
             if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
-                raise ValueError(f"{key}: want letters, digits, '-', '_' and '.', got {name!r}")
+                raise ValueError(f"{key}: want letters, digits, '-', '_' and '.', not dots alone, got {name!r}")
         if self.model.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
             raise ValueError(f"data.pairs: only a model of kind bert reads pairs of sentences, not '{self.model.kind}'")
         self.plan()
