@@ -52,7 +52,7 @@ def stretches(run: str) -> list[tuple[int, int, int | None]]:
 
 @pytest.mark.parametrize(
     ("mode", "sizes"),
-    [("fit_per_segment", [(0, 1), (8, 2)]), ("schedule", [(0, 1), (4, 2), (8, 4), (12, 1)])],
+    [("fit_per_segment", [(0, 1), (8, 2)]), ("schedule", [(0, 1), (4, 2), (12, 1)])],
 )
 def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
     job: Path, fixed: list[float], mode: str, sizes: list[tuple[int, int]], capsys: pytest.CaptureFixture[str]

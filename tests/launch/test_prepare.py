@@ -80,7 +80,7 @@ def test_a_run_ends_in_one_sentence_where_its_preparation_does(tmp_path, slowly)
     with (tmp_path / "corpus.jsonl").open("a") as corpus:
         corpus.write("not json\n")
     with pytest.raises(UserError, match=r"1 of 501 documents can't be read, .*corpus\.jsonl:501: not valid JSON"):
-        run_training(config_of(tmp_path))
+        run_training(load_job(tmp_path / "job.yaml", ["train.length=10000 steps"]))
 
 
 def test_what_is_prepared_when_a_short_run_is_over_stays_for_the_next(tmp_path, slowly):
