@@ -9,7 +9,6 @@ import pytest
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.data.rows import sample_order
 from tokendrop.data.shards import read_manifest
-from tokendrop.errors import UserError
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import read_ledger, uncommitted_parts
 from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder
@@ -95,8 +94,6 @@ def test_a_job_that_names_its_run_begins_it_once_and_goes_on_with_it_after(job: 
     assert trained(job, "run=mine") == named
     np.testing.assert_allclose(losses(named), losses(alone), rtol=FLOAT64)
     assert_ledger_is_exact(named)
-    with pytest.raises(UserError, match=r"^run: .*/mine is one of the job 'tiny', this is 'other'; want "):
-        trained(job, "run=mine", "name=other")
 
 
 def forget_after(run: Path, step: int) -> None:

@@ -50,11 +50,15 @@ def begun_run(config: ExperimentConfig) -> Path | None:
     """The run folder that the job names, where the run has begun.
 
     Raises:
-        UserError: it is the run of another job.
+        UserError: it is the run of another job, or no run.
     """
-    folder = Path(config.runs_folder).absolute() / (config.run or "")
-    if config.run is None or not (folder / DATA).is_file():
+    if config.run is None:
         return None
+    folder = Path(config.runs_folder).absolute() / config.run
+    if not (folder / DATA).is_file():
+        if {path.name for path in folder.glob("*")} <= {JOB, PLAN, ENVIRONMENT}:  # less than a run writes first
+            return None
+        raise UserError(f"run: {folder} is no run folder, and not empty; want another name")
     begun, _ = open_run_folder(folder)
     if begun.name != config.name:
         raise UserError(f"run: {folder} is one of the job {begun.name!r}, this is {config.name!r}; want another folder")
