@@ -65,6 +65,17 @@ def test_an_attempt_that_goes_on_writes_what_the_first_would_have(files, rows, b
         assert bytes_of(killed) == bytes_of(whole)
 
 
+def test_rejected_records_come_in_the_order_of_the_corpus_whichever_source_an_attempt_begins_anew(tmp_path):
+    bad, rest = Document([], reason="not valid JSON"), [Document([0] * 5, split=split) for split in SPLITS]
+    files = [("b", [bad]), ("a", [bad, *rest])]
+    write_folder(tmp_path / "whole", files, rows_per_shard=1)
+    writer = open_writer(tmp_path / "killed", files, rows_per_shard=1)
+    for one in blocks(files, writer, block=9):
+        writer.add(one)  # all shards of a are committed; b has none
+    write_folder(tmp_path / "killed", files, rows_per_shard=1)
+    assert bytes_of(tmp_path / "killed") == bytes_of(tmp_path / "whole")
+
+
 @FEWER
 @given(files=FILES, data=st.data())
 def test_a_process_may_die_between_any_two_writes(files, data):

@@ -165,7 +165,7 @@ class ShardWriter:
         if not is_due or len(self._rejected) <= self.max_rejected * self.documents:
             return
         self._write_rejected()
-        number, record, reason = self._rejected[0]
+        number, record, reason = min(self._rejected)
         file = self.manifest.header.files[number]
         raise UserError(
             f"data.corpus: {len(self._rejected)} of {self.documents} documents can't be read, more than"
@@ -177,7 +177,7 @@ class ShardWriter:
         """All of them, as of now; those that a later attempt finds again it takes from the corpus."""
         if self._rejected and len(self._rejected) != self._written_rejected:
             files = self.manifest.header.files
-            lines = [(files[file], record, reason, file) for file, record, reason in self._rejected]
+            lines = [(files[file], record, reason, file) for file, record, reason in sorted(self._rejected)]
             table = pa.table([list(column) for column in zip(*lines, strict=True)], schema=_REJECTED_SCHEMA)
             sink = pa.BufferOutputStream()
             pq.write_table(table, sink)
