@@ -185,9 +185,10 @@ HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval", "d
         ("tokendrop.train.engines.build, tokendrop.train.optimizer, tokendrop.train.device", HEAVY),
         ("tokendrop.method", HEAVY | {"yaml"}),
         ("tokendrop.cli, tokendrop.config.load, tokendrop.render", HEAVY | {"torch", "numpy"}),
+        ("tokendrop.track.audit, tokendrop.track.run_folder", {"ray", "torch"}),
         ("tokendrop.schedule.plan", HEAVY | {"torch", "numpy", "yaml"}),
     ],
-    ids=["training", "engines", "method", "planning", "schedule"],
+    ids=["training", "engines", "method", "planning", "audit", "schedule"],
 )
 def test_it_imports_without(modules: str, forbidden: set[str]) -> None:
     code = WITHOUT.format(modules=modules, forbidden=forbidden)

@@ -19,7 +19,7 @@ import pytest
 from checkouts import MIB, free_ports, make_folder
 from tokendrop.launch.cluster import in_job_copy
 from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
-from tokendrop.train.checkpoint import read_meta
+from tokendrop.train.committed import read_meta
 
 
 class Head(NamedTuple):

@@ -12,7 +12,7 @@ from tokendrop.data.shards import read_manifest
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import read_ledger, uncommitted_parts
 from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder
-from tokendrop.train.checkpoint import committed, read_meta
+from tokendrop.train.committed import committed, read_meta
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

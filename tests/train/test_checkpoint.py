@@ -19,7 +19,8 @@ from tokendrop.method import attach
 from tokendrop.models.batch import Batch
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal, read_ledger, read_steps
-from tokendrop.train.checkpoint import Checkpoints, committed, load_weights, read_meta, step_name
+from tokendrop.train.checkpoint import Checkpoints, load_weights
+from tokendrop.train.committed import committed, read_meta, step_name
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.loop import Parts, train
 from tokendrop.train.optimizer import build_optimizer

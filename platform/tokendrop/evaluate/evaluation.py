@@ -11,7 +11,7 @@ from tokendrop.evaluate.perplexity import held_out_loss
 from tokendrop.render import say, table
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
-from tokendrop.train.checkpoint import read_meta
+from tokendrop.train.committed import read_meta
 from tokendrop.train.device import pick_device
 
 

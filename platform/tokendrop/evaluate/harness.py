@@ -22,7 +22,7 @@ from tokendrop.evaluate.load import load_run, locate
 from tokendrop.evaluate.scoring import score_continuations, write_greedily
 from tokendrop.evaluate.tasks import find_tasks
 from tokendrop.models.gpt import Gpt
-from tokendrop.train.checkpoint import read_meta
+from tokendrop.train.committed import read_meta
 from tokendrop.train.device import pick_device
 
 _BOOTSTRAP_DRAWS = 1000  # for the standard errors that have no closed form

@@ -13,7 +13,8 @@ from tokendrop.errors import UserError
 from tokendrop.models.build import build_model
 from tokendrop.models.gpt import Gpt
 from tokendrop.track.run_folder import latest_checkpoint
-from tokendrop.train.checkpoint import load_weights, read_meta
+from tokendrop.train.checkpoint import load_weights
+from tokendrop.train.committed import read_meta
 
 
 def locate(path: Path) -> tuple[Path, Path]:

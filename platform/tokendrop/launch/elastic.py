@@ -32,7 +32,7 @@ from tokendrop.launch.standby import (
     standby_nodes,
     start_standbys,
 )
-from tokendrop.train.checkpoint import committed_step
+from tokendrop.train.committed import committed_step
 
 _CALL_S, _IDLE_S, _FREE_S = 5.0, 0.25, 1.5
 _POLL_S, _POLL_NEAR_S, _NEAR_S = 1.0, 0.1, 5.0  # how often workers are looked at, and how often before they change

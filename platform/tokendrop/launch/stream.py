@@ -18,7 +18,7 @@ from tokendrop.data.rows import MappedSamples, Rows, sample_order
 from tokendrop.launch.worker import WorkerTask
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.checkpoint import committed_step
+from tokendrop.train.committed import committed_step
 
 STREAM = "rows"
 _ROWS_PER_BLOCK = 512

@@ -33,7 +33,7 @@ from tokendrop.track.run_folder import (
     read_attempts,
     summarize,
 )
-from tokendrop.train.checkpoint import committed, committed_step, read_meta
+from tokendrop.train.committed import committed, committed_step, read_meta
 from tokendrop.train.engines.build import check_strategy
 
 _RAY_STATE, _MISTAKE = "ray", "mistake.txt"

@@ -18,7 +18,7 @@ from tokendrop.data.shards import MANIFEST, SHARDS, read_manifest
 from tokendrop.errors import UserError
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA
 from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
-from tokendrop.train.checkpoint import read_meta
+from tokendrop.train.committed import read_meta
 
 # The ledger is compared so many samples at a time; the order of samples is asked for fewer, for it is quickest so.
 _BLOCK, _ORDER_BLOCK = 2**20, 2**15

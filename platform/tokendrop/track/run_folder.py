@@ -18,7 +18,7 @@ from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.shards import MANIFEST, TOKENIZER
 from tokendrop.errors import UserError
 from tokendrop.track.journal import MetricsTail, read_steps
-from tokendrop.train.checkpoint import committed
+from tokendrop.train.committed import META, committed
 
 JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = (
     "job.yaml",
@@ -160,7 +160,7 @@ def latest_checkpoint(path: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    if (path / "meta.json").is_file():
+    if (path / META).is_file():
         return path
     saved = committed(path / CHECKPOINTS)
     if not saved:

@@ -14,10 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from tokendrop.errors import UserError
+from tokendrop.train.committed import META, committed, read_meta, step_name
 from tokendrop.train.engine import Engine
-
-META = "meta.json"
 
 
 class Checkpoints:
@@ -98,33 +96,6 @@ class Checkpoints:
         """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from."""
         engine.load(checkpoint)
         return read_meta(checkpoint)["step"]
-
-
-def step_name(step: int) -> str:
-    return f"step_{step:09d}"
-
-
-def committed(folder: Path) -> list[Path]:
-    """Committed checkpoints below `folder`, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.suffix != ".partial")
-
-
-def committed_step(folder: Path) -> int:
-    """Steps done by the newest committed checkpoint below `folder`; 0 without one."""
-    saved = committed(folder)
-    return read_meta(saved[-1])["step"] if saved else 0
-
-
-def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself.
-
-    Raises:
-        UserError: this is no committed checkpoint.
-    """
-    try:
-        return json.loads((checkpoint / META).read_text())
-    except (OSError, ValueError):
-        raise UserError(f"{checkpoint}: not a checkpoint (no readable {META} in it)") from None
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
