@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from runs import FLOAT64, config_of, kill_at, losses, write_job
+from tokendrop.data.commit import LOCK, alone_in
 from tokendrop.data.rows import sample_order
 from tokendrop.data.shards import read_manifest
+from tokendrop.errors import UserError
+from tokendrop.launch import trainer
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import read_ledger, uncommitted_parts
 from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder
@@ -94,6 +97,14 @@ def test_a_job_that_names_its_run_begins_it_once_and_goes_on_with_it_after(job: 
     assert trained(job, "run=mine") == named
     np.testing.assert_allclose(losses(named), losses(alone), rtol=FLOAT64)
     assert_ledger_is_exact(named)
+
+
+def test_a_second_driver_is_kept_from_the_run_of_the_first(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "_LEAVING_S", 0.0)
+    run = job.parent / "runs" / "twice"
+    with alone_in(run), pytest.raises(UserError, match=f"^{run}: another process is at work on it; want "):
+        trained(job, "run=twice")
+    assert [path.name for path in run.iterdir()] == [LOCK]
 
 
 def forget_after(run: Path, step: int) -> None:

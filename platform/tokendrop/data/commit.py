@@ -1,14 +1,20 @@
-"""Folders and files that appear whole or not at all."""
+"""Folders and files that appear whole or not at all, and that one process at a time writes."""
 
+import fcntl
+import math
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from uuid import uuid4
 
 from tokendrop.errors import UserError
+
+LOCK = ".lock"
+_POLL_S = 0.1
 
 
 @contextmanager
@@ -34,6 +40,39 @@ def appearing(folder: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def alone_in(folder: Path, *, patience_s: float = math.inf) -> Iterator[None]:
+    """Around work on a folder: one process at a time, on any machine; one that is killed leaves it to the next.
+
+    Args:
+        patience_s: so long another process is waited for.
+    Raises:
+        UserError: nothing can be written there, or another process is at work.
+    """
+    deadline = time.monotonic() + patience_s
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise UserError(f"{folder}: can't write there ({error.strerror or error})") from None
+    with lock:
+        while not _locks(lock):
+            if time.monotonic() > deadline:
+                raise UserError(f"{folder}: another process is at work on it; want that stopped, or its end, first")
+            time.sleep(_POLL_S)
+        yield
+
+
+def _locks(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise UserError(f"{lock.name}: can't be locked ({error.strerror}); want a file system with flock") from None
+    return True
 
 
 def write_whole(path: Path, content: Any) -> None:

@@ -1,16 +1,15 @@
 """Corpus -> token shards: list, stream through Ray Data, commit; once for a corpus, from where it stopped."""
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.commit import alone_in
 from tokendrop.data.pair_rows import pair_row_length
 from tokendrop.data.records import RecordForm, read_records
 from tokendrop.data.rows import FAILED
@@ -71,7 +70,7 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
     folder = corpus.folder
     tokenizer = _load_or_train(config, corpus)
     _check_vocabulary(config, vocab_size(tokenizer))
-    with _alone_in(folder):
+    with alone_in(folder):
         (folder / FAILED).unlink(missing_ok=True)
         try:
             if not (folder / MANIFEST).exists():
@@ -149,19 +148,6 @@ def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
 def _form(config: ExperimentConfig, source: str) -> RecordForm:
     (one,) = (one for one in config.data.mixture if one.name == source)
     return RecordForm.of(config.data, one)
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Around writing: one process at a time."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise UserError(f"{folder}: can't write there ({error.strerror or error})") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:

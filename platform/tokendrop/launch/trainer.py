@@ -11,6 +11,7 @@ import ray.train
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.commit import alone_in
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.following import Follower
@@ -37,6 +38,7 @@ from tokendrop.train.committed import committed, committed_step, read_meta
 from tokendrop.train.engines.build import check_strategy
 
 _RAY_STATE, _MISTAKE = "ray", "mistake.txt"
+_LEAVING_S = 10.0  # for the driver before, which was told to stop
 _FOLLOWS_PLANS = "2.60."  # the Ray whose inner parts launch/elastic.py knows
 
 
@@ -46,7 +48,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     Args:
         resume: the folder of an earlier run of this job, to go on from its last checkpoint; the job may name one too.
     Raises:
-        UserError: the job is wrong; nothing was started.
+        UserError: the job is wrong, or another driver trains this very run; nothing was started.
         ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
     """
     check_trainable(config.model)
@@ -61,16 +63,17 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     with Preparation(config) as preparation:
         data = preparation.wait()
         run = create_run_folder(config) if resume is None else resume.absolute()
-        describe_run(run, config, data)
-        mirror = MlflowMirror(run, config) if config.track.uri else None
-        if preparation.is_done:
-            end_idle_actors()
-        with Watcher(run, config, mirror):
-            try:
-                _fit(_task(config, run, data))
-            finally:
-                raise_mistake(run)
-    shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
+        with alone_in(run, patience_s=_LEAVING_S):
+            describe_run(run, config, data)
+            mirror = MlflowMirror(run, config) if config.track.uri else None
+            if preparation.is_done:
+                end_idle_actors()
+            with Watcher(run, config, mirror):
+                try:
+                    _fit(_task(config, run, data))
+                finally:
+                    raise_mistake(run)
+            shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
 
 

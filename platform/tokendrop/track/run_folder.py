@@ -15,6 +15,7 @@ from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
+from tokendrop.data.commit import LOCK
 from tokendrop.data.shards import MANIFEST, TOKENIZER
 from tokendrop.errors import UserError
 from tokendrop.track.journal import MetricsTail, read_steps
@@ -56,7 +57,7 @@ def begun_run(config: ExperimentConfig) -> Path | None:
         return None
     folder = Path(config.runs_folder).absolute() / config.run
     if not (folder / DATA).is_file():
-        if {path.name for path in folder.glob("*")} <= {JOB, PLAN, ENVIRONMENT}:  # less than a run writes first
+        if {path.name for path in folder.glob("*")} <= {LOCK, JOB, PLAN, ENVIRONMENT}:  # less than a run writes first
             return None
         raise UserError(f"run: {folder} is no run folder, and not empty; want another name")
     begun, _ = open_run_folder(folder)
