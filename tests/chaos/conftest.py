@@ -5,8 +5,28 @@
 
 import os
 import random
+from collections import Counter
 
 import pytest
+
+TALLY = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TALLY] = Counter()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    tally = config.stash[TALLY]
+    if tally:
+        kinds = ", ".join(f"{count} {victim}" for victim, count in tally.items())
+        terminalreporter.section(f"{tally.total()} kills: {kinds}")
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> "Counter[str]":
+    """Of what was killed; shown when all tests are done."""
+    return request.config.stash[TALLY]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import ray
 
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
-from kills import Command, audited, last_step, lines, run_below, worker_pid
+from kills import STEPS_A_KILL, Command, audited, last_step, lines, run_below, worker_pid
 from tokendrop.config.load import load_job
 from tokendrop.data.pipeline import prepare
 from tokendrop.data.shards import MANIFEST, SHARDS
@@ -57,7 +57,7 @@ def prepared_in(folder: Path) -> Path:
     return manifest.parent
 
 
-def test_killed_preparation_ends_with_the_bytes_of_one_that_was_not(tmp_path, kills, chance):
+def test_killed_preparation_ends_with_the_bytes_of_one_that_was_not(tmp_path, kills, chance, tally):
     expected = bytes_of(prepare(load_job(job_of(tmp_path / "whole"))))
     folder = tmp_path / "killed"
     job = job_of(folder)
@@ -72,6 +72,7 @@ def test_killed_preparation_ends_with_the_bytes_of_one_that_was_not(tmp_path, ki
             continue
         time.sleep(chance.uniform(0, 0.3))
         process.kill_all()
+        tally["preparations"] += 1
         left -= 1
     Command("prepare", job, environment=here()).finish()
     found = bytes_of(prepared_in(folder))
@@ -79,23 +80,22 @@ def test_killed_preparation_ends_with_the_bytes_of_one_that_was_not(tmp_path, ki
     assert found == expected
 
 
-def test_killed_training_ends_with_the_losses_of_one_that_was_not_and_a_clean_ledger(tmp_path, kills, chance):
-    job = job_of(tmp_path, steps=60 + 25 * kills)
+def test_killed_training_ends_with_the_losses_of_one_that_was_not_and_a_clean_ledger(tmp_path, kills, chance, tally):
+    job = job_of(tmp_path, steps=60 + STEPS_A_KILL * kills)
     runs = tmp_path / "killed"
-    left, process = kills, Command("train", job, f"runs_folder={runs}", environment=here())
+    process = Command("train", job, f"runs_folder={runs}", environment=here())
     run = run_below(runs, process)
-    while left:
+    for _ in range(kills):
         goal = last_step(run) + chance.randint(1, 40)
-        if not process.until(lambda goal=goal: last_step(run) >= goal, f"step {goal}"):
-            break  # the run is over
+        assert process.until(lambda goal=goal: last_step(run) >= goal, f"step {goal}"), "over before all was killed"
         if chance.random() < 0.8:
             os.kill(worker_pid(run), signal.SIGKILL)
+            tally["workers"] += 1
         else:
             process.kill_all()
+            tally["drivers"] += 1
             process = Command("train", "--resume", run, environment=here())
-        left -= 1
     process.finish()
-    assert left < kills
     assert audited(run) == (0, 0)
     uninterrupted = Path(run_training(load_job(job, ["scaling.workers=1"]))["run"])
     losses = [[row["loss"] for row in read_steps(one)] for one in (run, uninterrupted)]

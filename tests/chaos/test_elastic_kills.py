@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
-from kills import LONGEST_WAIT_S, Command, audited, last_step, processes_named, run_below
+from kills import LONGEST_WAIT_S, STEPS_A_KILL, Command, audited, last_step, processes_named, run_below
 from tokendrop.config.load import load_job
 from tokendrop.launch.local_head import free_port
 from tokendrop.models.build import build_model
@@ -129,15 +129,16 @@ def job_of(folder: Path, steps: int, uri: str) -> Path:
     )
 
 
-def strike(name: str, folder: str, chance: random.Random) -> None:
-    """SIGKILL a worker of Ray Train, or a node that is not the head; nothing where there is none just now."""
-    if name == "worker":
+def strike(victim: str, folder: str, chance: random.Random) -> bool:
+    """SIGKILL a worker of Ray Train, or a node that is not the head; false where there is none just now."""
+    if victim == "workers":
         victims = [one for one in processes_named("ray::RayTrainWorker") if _is_below(one, folder)]
     else:
         victims = [one for one in processes_named("raylet/raylet", folder) if "--head" not in one.cmdline()]
-    if victims:
-        with suppress(psutil.Error):
-            chance.choice(victims).kill()
+    with suppress(psutil.NoSuchProcess, IndexError):
+        chance.choice(victims).kill()
+        return True
+    return False
 
 
 def _is_below(process: psutil.Process, folder: str) -> bool:
@@ -164,8 +165,8 @@ def soon(what: Callable[[], bool], name: str) -> None:
         time.sleep(1)
 
 
-def test_a_run_under_fire_ends_with_the_weights_of_one_in_peace(tmp_path, environment, tracking, kills, chance):
-    job = job_of(tmp_path, steps=120 + 25 * kills, uri=tracking.uri)
+def test_a_run_under_fire_ends_with_the_weights_of_one_in_peace(tmp_path, environment, tracking, kills, chance, tally):
+    job = job_of(tmp_path, steps=120 + STEPS_A_KILL * kills, uri=tracking.uri)
     config = load_job(job)
     peaceful = tmp_path / "peaceful"
     one = ("scaling.mode=fixed", "scaling.segments=[]", "scaling.workers=1", "track.uri=null")
@@ -173,26 +174,24 @@ def test_a_run_under_fire_ends_with_the_weights_of_one_in_peace(tmp_path, enviro
     expected = run_below(peaceful, command)
     command.finish()
 
-    runs = tmp_path / "runs"
-    command, done = Command("train", job, environment=environment), dict.fromkeys(VICTIMS, 0)
+    runs, folder = tmp_path / "runs", environment["RAY_TMPDIR"]
+    command = Command("train", job, environment=environment)
     run = run_below(runs, command)
     for _ in range(kills):
         goal = last_step(run) + chance.randint(1, 40)
-        if not command.until(lambda goal=goal: last_step(run) >= goal, f"step {goal}"):
-            break
+        assert command.until(lambda goal=goal: last_step(run) >= goal, f"step {goal}"), "over before all was killed"
         (victim,) = chance.choices(list(VICTIMS), VICTIMS.values())
-        done[victim] += 1
-        if victim == "driver":
+        if victim == "drivers":
             command.kill_all()
             command = Command("train", "--resume", run, environment=environment)
-        elif victim == "tracking":
+        elif victim == "MLflow servers":
             tracking.kill()
             tracking.start()
         else:
-            strike(victim, environment["RAY_TMPDIR"], chance)
+            assert command.until(lambda victim=victim: strike(victim, folder, chance), f"{victim} to kill")
+        tally[victim] += 1
     tracking.wait()
     command.finish()
-    print("killed", done)
 
     assert audited(run) == (0, 0)
     losses = [[row["loss"] for row in read_steps(path)] for path in (run, expected)]
@@ -203,4 +202,4 @@ def test_a_run_under_fire_ends_with_the_weights_of_one_in_peace(tmp_path, enviro
     assert left_behind(environment)["groups"] == []
 
 
-VICTIMS = {"worker": 5, "node": 2, "driver": 2, "tracking": 1}
+VICTIMS = {"workers": 5, "nodes": 2, "drivers": 2, "MLflow servers": 1}
