@@ -17,7 +17,6 @@ from tokendrop.launch.cluster import source_path
 from tokendrop.track.journal import METRICS
 
 LONGEST_WAIT_S = 240
-STEPS_A_KILL = 40  # that a run has at least; some 30 pass from one kill to the next
 
 
 class Command(subprocess.Popen[bytes]):

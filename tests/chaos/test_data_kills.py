@@ -11,7 +11,7 @@ import ray
 
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
-from kills import STEPS_A_KILL, Command, audited, last_step, lines, run_below, worker_pid
+from kills import Command, audited, last_step, lines, run_below, worker_pid
 from tokendrop.config.load import load_job
 from tokendrop.data.pipeline import prepare
 from tokendrop.data.shards import MANIFEST, SHARDS
@@ -81,7 +81,7 @@ def test_killed_preparation_ends_with_the_bytes_of_one_that_was_not(tmp_path, ki
 
 
 def test_killed_training_ends_with_the_losses_of_one_that_was_not_and_a_clean_ledger(tmp_path, kills, chance, tally):
-    job = job_of(tmp_path, steps=60 + STEPS_A_KILL * kills)
+    job = job_of(tmp_path, steps=60 + 50 * kills)
     runs = tmp_path / "killed"
     process = Command("train", job, f"runs_folder={runs}", environment=here())
     run = run_below(runs, process)
