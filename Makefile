@@ -17,12 +17,14 @@ quickstart: install
 ui: install
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --workers 1
 
-# both halves at once; tests that start Ray wait a lot, and the others leave the cores to them; each is shown at its end
+# both halves at once; tests that start Ray wait a lot, and the others leave the cores to them; each is shown at its end;
+# then those that hold a run to seconds, with the machine to themselves
 test: install
 	$(MAKE) --jobs 2 --keep-going --output-sync test-with-ray test-without-ray
+	$(BIN)/pytest -m alone
 
 test-with-ray:
-	$(BIN)/pytest -m ray
+	$(BIN)/pytest -m 'ray and not alone'
 
 test-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray'

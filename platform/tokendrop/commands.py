@@ -263,6 +263,7 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
     """Train on Ray; a run that fails ends the command with one line and exit code 1."""
+    import ray
     from ray.exceptions import RayError
     from ray.train import TrainingFailedError
 
@@ -273,6 +274,9 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
         say("note     the run lies in this job's temporary folder; to keep it, give runs_folder=/some/path")
     try:
         return run_training(config, resume=resume)
+    except KeyboardInterrupt:
+        ray.shutdown()  # at the exit it would wait half a second more, for logs that are not shown
+        raise
     except (TrainingFailedError, RayError) as error:
         say(f"{error}\ntokendrop: the run failed (scaling.max_restarts={config.scaling.max_restarts})")
         sys.exit(1)

@@ -15,7 +15,7 @@ from kills import Command, last_step, processes_named, run_below
 from tokendrop.config.load import load_job
 from tokendrop.data.pipeline import prepare
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.alone]
 
 ENDS_WITHIN_S = 5
 MODES = {
