@@ -15,15 +15,15 @@ import ray
 from ray._private.state import state as cluster_state
 from ray._raylet import RAY_NODE_ID_KEY  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import GetTimeoutError, RayError
-from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR, WORKER_GROUP_START_TIMEOUT_S_ENV_VAR
-from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision
 from ray.train.v2._internal.execution.worker_group.worker import Worker
 
 from tokendrop.launch.following import Act, Follower, View
 from tokendrop.launch.orders import Standing, go_on, pause, standing
-from tokendrop.launch.quiet import QuietTorchTrainer
+from tokendrop.launch.quiet import QuietController, QuietTorchTrainer
 from tokendrop.launch.standby import (
+    PLACE_S,
     Marks,
     PlanWorkerGroup,
     begin_marks,
@@ -36,7 +36,6 @@ from tokendrop.train.committed import committed_step
 
 _CALL_S, _IDLE_S, _FREE_S = 5.0, 0.25, 1.5
 _POLL_S, _POLL_NEAR_S, _NEAR_S = 1.0, 0.1, 5.0  # how often workers are looked at, and how often before they change
-_PLACE_S = 5.0  # for which room that was seen is waited for; another run may have taken it since
 _WARM_S = 30.0  # so long before workers change, the processes of the next ones start
 
 
@@ -106,7 +105,7 @@ class PlanPolicy(ElasticScalingPolicy):
         step, leaving = committed_step(self.checkpoints), _leaving_nodes()
         self._request(self.follower.request(View(now=now, have=0, since=now, done=step, possible=self._possible)))
         waited_s = now - self._waits_since
-        room = self._room if waited_s < _PLACE_S else self._free  # what killed runs had reserved stays so for minutes
+        room = self._room if waited_s < PLACE_S else self._free  # what killed runs had reserved stays so for minutes
         self._possible = sum(room(Counter(), leaving).values())
         size = self.follower.start(step, possible=self._possible, waited_s=waited_s, is_restart=self._has_run)
         if not size:
@@ -196,7 +195,7 @@ def _leaving_nodes() -> frozenset[str]:
     return frozenset(cluster_state.get_draining_nodes())
 
 
-class PlanController(TrainController):
+class PlanController(QuietController):
     """Ray's controller; it takes note of times, and leaves the processor alone while it waits for nodes.
 
     Ray's own never awaits then: it takes a whole core, and no order to stop gets through.
@@ -204,6 +203,14 @@ class PlanController(TrainController):
 
     worker_group_cls = PlanWorkerGroup
     _scaling_policy: PlanPolicy
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        callbacks = self._worker_group_callbacks_to_propagate
+        # the policy looks for nodes that will go away by itself: Ray's watcher lets the work go on until they do
+        self._worker_group_callbacks_to_propagate = [
+            one for one in callbacks if not isinstance(one, PreemptionCallback)
+        ]
 
     def _make_and_handle_scaling_decision_for_non_running_worker_group(self, controller_state: Any) -> Any:
         """Ray's own lets a group that has failed keep its room until a next one is decided on: in that very room."""
@@ -242,9 +249,7 @@ class PlanTrainer(QuietTorchTrainer):
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         settings["scaling_policy"] = self.policy
         settings["callbacks"] = [*settings["callbacks"], Marks()]
-        environment = {
-            # the policy looks for nodes that will go away by itself: Ray's watcher lets the work go on until they do
-            ENABLE_PREEMPTION_WATCHER_ENV_VAR: "0",
-            WORKER_GROUP_START_TIMEOUT_S_ENV_VAR: str(_PLACE_S),
-        }
-        return self._run_controller(PlanController, environment, settings)
+        try:
+            return PlanController(**settings).run_to_the_end()
+        finally:
+            end_standbys()

@@ -11,19 +11,20 @@ import ray
 from ray.exceptions import RayError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
-from ray.train.v2._internal.execution.worker_group import WorkerGroup
-from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
+from ray.train.v2._internal.execution.worker_group import RayTrainWorker, Worker, WorkerGroup
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tokendrop.launch.orders import import_all, set_marks
+from tokendrop.launch.quiet import QuietWorkerGroup
 
 _IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
 _READY_S = 300.0  # for processes to start and import; many may do so from one slow disk
+PLACE_S = 5.0  # for which room that was seen is waited for; another run may have taken it since
 _FAILED_STARTS = 10  # in a row, before it is not taken for bad luck any more
 
-# in the controller's process: what the group that is made went through, each with the time at its end; and processes
-# of workers to come, with their nodes
+# of the run of this process: what the group that is made went through, each with the time at its end; and processes of
+# workers to come, with their nodes
 _marks: list[tuple[str, float]] = []
 _standbys: list[tuple[str, Any]] = []
 
@@ -54,7 +55,7 @@ def standby_nodes() -> list[str]:
 def start_standbys(nodes: list[str]) -> list[Any]:
     """Start a process on each node that becomes a worker later; what is returned is there when they are ready."""
     end_standbys()
-    actor = ray.remote(num_cpus=0, runtime_env=WorkerGroup._get_worker_runtime_env({}))(RayTrainWorker)
+    actor = ray.remote(num_cpus=0, runtime_env=QuietWorkerGroup._get_worker_runtime_env({}))(RayTrainWorker)
     for node in nodes:
         home = NodeAffinitySchedulingStrategy(node, soft=False)
         _standbys.append((node, actor.options(scheduling_strategy=home).remote()))
@@ -68,7 +69,7 @@ def end_standbys() -> None:
     _standbys.clear()
 
 
-class PlanWorkerGroup(WorkerGroup):
+class PlanWorkerGroup(QuietWorkerGroup):
     """Makes workers of the processes that stand by, and takes note of how long each part of a start takes."""
 
     failed_starts = 0
@@ -76,6 +77,7 @@ class PlanWorkerGroup(WorkerGroup):
 
     def _start(self) -> None:
         """As Ray's own, but a death meanwhile is no reason to end the run, nor to leave the others where they are."""
+        self._worker_group_start_timeout_s = PLACE_S
         try:
             super()._start()
             PlanWorkerGroup.failed_starts = 0
