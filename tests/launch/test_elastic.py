@@ -13,7 +13,7 @@ import pytest
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.errors import UserError
 from tokendrop.launch.elastic import PlanController, PlanPolicy, PlanTrainer
-from tokendrop.launch.quiet import AlonePolicy, QuietTorchTrainer
+from tokendrop.launch.quiet import AlonePolicy, QuietController, QuietTorchTrainer, QuietWorkerGroup
 from tokendrop.launch.standby import PlanWorkerGroup
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
@@ -76,16 +76,16 @@ def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
 
 
 def test_a_worker_killed_on_a_full_cluster_costs_no_sample_and_the_plan_goes_on(job: Path) -> None:
-    longer = ("train.length=400 steps", "checkpoint.every=40 steps")
+    longer = ("train.length=200 steps", "checkpoint.every=40 steps", "evaluate.every=100 steps")
     runs = job.parent / "killed"
     killer = threading.Thread(target=kill_at, args=(runs, 50))
     killer.start()
-    plan = segments(("0%", 2), ("300 steps", 1))
+    plan = segments(("0%", 2), ("160 steps", 1))
     full = ("scaling.mode=schedule", "scaling.cpus_per_worker=2", plan)  # all that there is
     result = trained(job, *longer, *full, f"runs_folder={runs}")
     killer.join()
     assert (result["resizes"], result["restarts"]) == (1, 1)
-    assert stretches(result["run"]) == [(1, 300, 2), (301, 400, 1)]
+    assert stretches(result["run"]) == [(1, 160, 2), (161, 200, 1)]
 
 
 def test_a_cluster_that_has_less_than_the_plan_wants_gives_what_it_has(
@@ -107,6 +107,11 @@ def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(job: Pa
 OVERRIDDEN = [
     (QuietTorchTrainer, "_create_default_callbacks", "(self)"),
     (QuietTorchTrainer, "_initialize_and_run_controller", "(self, **controller_init_kwargs)"),
+    (QuietController, "_start", "(self)"),
+    (QuietController, "worker_group_cls", None),
+    (QuietWorkerGroup, "_start_impl", "(self, worker_group_state_builder)"),
+    (QuietWorkerGroup, "_get_worker_runtime_env", "(custom_runtime_env)"),
+    (QuietWorkerGroup, "_init_train_context_on_workers", "(self, workers, sync_actor, train_context_args)"),
     (AlonePolicy, "_send_resource_request", "(self)"),
     (AlonePolicy, "_maybe_send_resource_request", "(self)"),
     (AlonePolicy, "_cancel_resource_request", "(self)"),
@@ -137,13 +142,14 @@ CALLED = [
     (PlanPolicy, "_maybe_send_resource_request", "(self)"),
     (PlanPolicy, "_get_resize_decision", "(self, num_workers)"),
     (PlanPolicy, "_autoscaling_coordinator", None),
+    (QuietController, "run", "(self)"),
+    (QuietController, "get_result", "(self)"),
+    (QuietWorkerGroup, "abort", "(self)"),
+    (QuietWorkerGroup, "get_workers", "(self)"),
+    (QuietWorkerGroup, "_decorate_worker_log_file_paths", "(workers)"),
     (PlanController, "get_state", "(self)"),
-    (PlanController, "run", "(self)"),
-    (PlanController, "abort", "(self)"),
-    (PlanController, "get_result", "(self)"),
     (PlanWorkerGroup, "_clear_state", "(self)"),
     (PlanWorkerGroup, "_assign_worker_ranks", "(workers, starting_world_rank, world_size, replica_group_size)"),
-    (PlanWorkerGroup, "_get_worker_runtime_env", "(custom_runtime_env)"),
     (PlanWorkerGroup, "execute_single", "(self, rank, fn, *fn_args, **fn_kwargs)"),
 ]
 

@@ -1,5 +1,6 @@
 """Whole runs on a real Ray: world sizes, crashes and resumes must not show in what is trained."""
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -32,8 +33,8 @@ def trained(job: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(job: Path, ray_cluster: None) -> Path:
-    """The run of one worker that reads mapped shards."""
-    return trained(job)
+    """The run of one worker that reads mapped shards; all of its checkpoints are there."""
+    return trained(job, "checkpoint.keep=9")
 
 
 def assert_ledger_is_exact(run: Path) -> None:
@@ -67,7 +68,7 @@ def test_rows_streamed_by_ray_data_are_the_rows_mapped_from_shards(job: Path, al
 
 def test_a_killed_worker_costs_no_sample_and_changes_no_loss(job: Path) -> None:
     # long enough for the live record to be flushed, and seen, before the run is over
-    longer = ("train.length=400 steps", "checkpoint.every=40 steps")
+    longer = ("train.length=200 steps", "checkpoint.every=40 steps", "evaluate.every=100 steps")
     uninterrupted = losses(trained(job, *longer))
     runs = job.parent / "killed"
     killer = threading.Thread(target=kill_at, args=(runs, 50))
@@ -79,15 +80,13 @@ def test_a_killed_worker_costs_no_sample_and_changes_no_loss(job: Path) -> None:
     assert_ledger_is_exact(Path(result["run"]))
 
 
-def test_a_run_goes_on_where_it_stopped_at_another_world_size(job: Path) -> None:
-    whole = trained(job, "checkpoint.keep=9")
-    forget_after(whole, step=6)
-    before = losses(whole)
-    result = run_training(config_of(job, "scaling.workers=2", "data.reader=ray_data"), resume=whole)
-    assert result["steps"] == 12
-    assert result["resizes"] == 1
-    np.testing.assert_allclose(losses(whole), before, rtol=FLOAT64)
-    assert_ledger_is_exact(whole)
+def test_a_run_goes_on_where_it_stopped_at_another_world_size(job: Path, alone: Path) -> None:
+    stopped = shutil.copytree(alone, job.parent / "stopped")
+    forget_after(stopped, step=6)
+    result = run_training(config_of(job, "scaling.workers=2", "data.reader=ray_data"), resume=stopped)
+    assert (result["run"], result["steps"], result["resizes"]) == (str(stopped), 12, 1)
+    np.testing.assert_allclose(losses(stopped), losses(alone), rtol=FLOAT64)
+    assert_ledger_is_exact(stopped)
 
 
 def test_a_job_that_names_its_run_begins_it_once_and_goes_on_with_it_after(job: Path, alone: Path) -> None:
