@@ -1,6 +1,7 @@
 """The command `tokendrop`: what the user may type."""
 
 import argparse
+import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -38,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("tokendrop: stopped", file=sys.stderr)
-        sys.exit(130)
+        # what ends at the exit, a Ray that was started here above all, but no destructors: those of a Ray that had
+        # just begun to start crash
+        atexit._run_exitfuncs()
+        os._exit(130)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -53,6 +53,18 @@ def test_a_run_that_trains_ends_at_once(job: Path, tmp_path: Path, mode: str, se
         assert psutil.wait_procs(started, timeout=ENDS_WITHIN_S)[1] == []
 
 
+def test_a_run_whose_ray_just_starts_ends_at_once(job: Path) -> None:
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with Command("train", job, environment=alone) as command:
+        logs = Path("/tmp/ray/session_latest/logs")
+        assert command.until(lambda: bool(list(logs.glob(f"python-core-driver-*_{command.pid}.log"))), "its Ray")
+        started = psutil.Process(command.pid).children(recursive=True)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(ENDS_WITHIN_S) == 130, command.said()
+        assert command.said() == "tokendrop: stopped\n"
+        assert psutil.wait_procs(started, timeout=ENDS_WITHIN_S)[1] == []
+
+
 @pytest.fixture
 def full_cluster(ray_cluster: None) -> Iterator[dict[str, str]]:
     """The environment of a process on a cluster whose cores another run has."""
