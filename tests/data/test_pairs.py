@@ -30,7 +30,7 @@ from tokendrop.data.pairs import (
     split_runs,
     swap,
 )
-from tokendrop.data.rows import Rows
+from tokendrop.data.rows import FAILED, Rows
 from tokendrop.data.shards import MANIFEST, SHARDS
 from tokendrop.data.tokenizer import load_tokenizer, pair_vocabulary
 from tokendrop.models.batch import BertBatch
@@ -241,6 +241,7 @@ def test_the_text_in_the_place_of_b_is_of_the_same_window_however_far_preparatio
     for sample in by_id(steps(whole, 0)).values():
         _, b = sides(sample, tokenizer)
         assert any(holds(row[1 : 1 + row[0]], b) for row in in_window)
+    (early / FAILED).write_text("no more")  # what is read ahead is waited for no longer
 
 
 def test_a_row_that_is_alone_in_its_window_keeps_its_b(folder):
