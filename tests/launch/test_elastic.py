@@ -146,6 +146,7 @@ CALLED = [
     (QuietController, "get_result", "(self)"),
     (QuietWorkerGroup, "abort", "(self)"),
     (QuietWorkerGroup, "get_workers", "(self)"),
+    (QuietWorkerGroup, "get_worker_group_state", "(self)"),
     (QuietWorkerGroup, "_decorate_worker_log_file_paths", "(workers)"),
     (PlanController, "get_state", "(self)"),
     (PlanWorkerGroup, "_clear_state", "(self)"),

@@ -45,14 +45,8 @@ class QuietWorkerGroup(WorkerGroup):
     """A group without the actor by which workers agree on what to report to Ray: ours write to the run folder."""
 
     def _start_impl(self, worker_group_state_builder: WorkerGroupStateBuilder) -> None:
-        keep = worker_group_state_builder.with_sync_actor
-
-        def with_sync_actor(sync_actor: Any) -> WorkerGroupStateBuilder:
-            ray.kill(sync_actor)  # before its process starts
-            return keep(sync_actor)
-
-        worker_group_state_builder.with_sync_actor = with_sync_actor
         super()._start_impl(worker_group_state_builder)
+        ray.kill(self.get_worker_group_state().sync_actor)  # any sooner, before it is there, Ray may lose sight of it
 
     @staticmethod
     def _get_worker_runtime_env(custom_runtime_env: Any) -> Any:
