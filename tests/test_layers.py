@@ -30,7 +30,8 @@ OURS = {
 OURS["launch"] = set(OURS) - {"bench", "evaluate"}
 OURS["commands"] = set(OURS)
 OURS["commands_data"] = {"data", "errors", "render", "render_data", "track"}
-OURS["cli"] = {"commands", "commands_data", "config", "errors", "render", "schedule"}
+OURS["commands_bench"] = {"bench", "errors", "render"}
+OURS["cli"] = {"commands", "commands_bench", "commands_data", "config", "errors", "render", "schedule"}
 OURS["__main__"] = {"cli"}
 OURS["__init__"] = set()
 
@@ -143,14 +144,16 @@ def test_modules_form_no_cycle() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["__main__.py", "cli.py", "commands.py", "commands_data.py", "render.py", "render_data.py"]
+    "file",
+    ["__main__.py", "cli.py", "commands.py", "commands_bench.py", "commands_data.py", "render.py", "render_data.py"],
 )
 def test_commands_import_nothing_heavy_until_they_need_it(file: str) -> None:
     """`tokendrop plan` needs neither torch nor Ray."""
     at_the_top = [node for node in tree(PACKAGE / file).body if isinstance(node, ast.Import | ast.ImportFrom)]
     reached = {one for node in at_the_top for one in imported(node)}
     assert {one[0] for one in reached} <= {"tokendrop", *sys.stdlib_module_names}
-    light = {"cli", "commands", "commands_data", "config", "errors", "render", "render_data", "schedule"}
+    commands = {"cli", "commands", "commands_bench", "commands_data"}
+    light = {*commands, "config", "errors", "render", "render_data", "schedule"}
     assert {one[1] for one in reached if one[0] == "tokendrop" and len(one) > 1} <= light
 
 
@@ -175,7 +178,7 @@ import {modules}
 assert not {forbidden} & {{module.split(".")[0] for module in sys.modules}}
 print("imported")
 """
-HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval", "deepspeed"}
+HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval", "deepspeed", "psutil"}
 
 
 @pytest.mark.parametrize(
@@ -183,12 +186,13 @@ HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval", "d
     [
         ("tokendrop.schedule.plan, tokendrop.method, tokendrop.models.build, tokendrop.train.loop", HEAVY),
         ("tokendrop.train.engines.build, tokendrop.train.optimizer, tokendrop.train.device", HEAVY),
+        ("tokendrop.commands_bench, tokendrop.bench.step", HEAVY),
         ("tokendrop.method", HEAVY | {"yaml"}),
         ("tokendrop.cli, tokendrop.config.load, tokendrop.render", HEAVY | {"torch", "numpy"}),
         ("tokendrop.track.audit, tokendrop.track.run_folder", {"ray", "torch"}),
         ("tokendrop.schedule.plan", HEAVY | {"torch", "numpy", "yaml"}),
     ],
-    ids=["training", "engines", "method", "planning", "audit", "schedule"],
+    ids=["training", "engines", "bench step", "method", "planning", "audit", "schedule"],
 )
 def test_it_imports_without(modules: str, forbidden: set[str]) -> None:
     code = WITHOUT.format(modules=modules, forbidden=forbidden)

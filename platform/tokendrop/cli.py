@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokendrop import commands, commands_data
+from tokendrop import commands, commands_bench, commands_data
 from tokendrop.config.model import GptConfig
 from tokendrop.errors import UserError
 
@@ -27,7 +27,7 @@ class Command:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; exit code 0 (done), 1 (the run failed), 2 (what the user wrote is wrong)."""
+    """Run one command; exit code 0 (done), 1 (the run failed), 2 (what the user wrote is wrong), 130 (interrupted)."""
     options = parse(arguments)
     try:
         options.run(options)
@@ -259,9 +259,9 @@ COMMANDS = (
     ),
     Command(
         "bench",
-        commands.bench,
+        commands_bench.bench,
         bench,
-        about="Measure, side by side in one run: step time by kept length, what the platform costs, or the data plane.",
+        about="Measure, side by side in one run: step time by kept length, the platform, the data plane, elasticity.",
         example="tokendrop bench step --rounds 9",
     ),
     Command(

@@ -5,6 +5,7 @@ Heavy libraries are imported where they are used, so that `plan` and `--help` an
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,6 @@ from tokendrop.config.load import dump, load_job
 from tokendrop.errors import UserError
 from tokendrop.render import (
     addresses_text,
-    bench_text,
     cluster_text,
     comparison_text,
     plan_result,
@@ -26,6 +26,8 @@ from tokendrop.render import (
     profile_text,
     say,
 )
+
+RAY = "2.60."
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -55,6 +57,8 @@ def profile(options: argparse.Namespace) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
+    from ray.exceptions import RayError
+
     from tokendrop.data.pipeline import prepare
     from tokendrop.data.shards import SPLITS, read_manifest
     from tokendrop.launch.cluster import connect
@@ -62,8 +66,12 @@ def prepare(options: argparse.Namespace) -> None:
 
     config = load_job(options.job, options.overrides)
     connect()
-    with prepare_line() as progress:
-        folder = prepare(config, progress=progress)
+    try:
+        with prepare_line() as progress:
+            folder = prepare(config, progress=progress)
+    except (RayError, OSError) as error:
+        say(f"{error}\ntokendrop: the preparation failed; what is committed stays for the next attempt")
+        sys.exit(1)
     header = read_manifest(folder).header
     rows = dict(zip(SPLITS, header.rows, strict=True))
     counts = {"documents": header.documents, "rejected": header.rejected, "tokens": header.tokens}
@@ -121,47 +129,6 @@ def sync(options: argparse.Namespace) -> None:
         print_json({"mlflow_run_id": mirror.run_id})
     else:
         print(f"MLflow run {mirror.run_id} at {config.track.uri} has everything")
-
-
-def bench(options: argparse.Namespace) -> None:
-    from tokendrop.bench.overhead import bench_overhead
-    from tokendrop.bench.step import bench_step
-
-    if options.overrides and options.name not in ("data", "elastic"):
-        raise UserError(f"bench {options.name}: takes no overrides, got {' '.join(options.overrides)}")
-    job = options.job or Path(
-        "jobs/pretrain", f"{'elastic' if options.name == 'elastic' else 'quickstart_baseline'}.yaml"
-    )
-    if options.name == "step":
-        result = bench_step(
-            preset=options.preset,
-            micro_batch=options.micro_batch,
-            precision=options.precision,
-            compiled=options.compile,
-            rounds=options.rounds,
-            say=say,
-        )
-    elif options.name == "data":
-        from tokendrop.bench.data import bench_data
-
-        result = bench_data(job, options.overrides, rounds=options.rounds, say=say)
-    elif options.name == "elastic":
-        from tokendrop.bench.elastic import bench_elastic
-
-        result = bench_elastic(
-            job,
-            options.overrides,
-            resizes=options.resizes,
-            stretch=options.stretch,
-            picture=options.picture,
-            say=say,
-        )
-    else:
-        result = bench_overhead(job, rounds=options.rounds, say=say)
-    if options.json:
-        print_json(result)
-    else:
-        print(bench_text(result))
 
 
 def submit(options: argparse.Namespace) -> None:
@@ -267,6 +234,8 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
     from ray.exceptions import RayError
     from ray.train import TrainingFailedError
 
+    if not ray.__version__.startswith(RAY):
+        raise UserError(f"Ray {ray.__version__} is installed; want {RAY}*, whose inner parts tokendrop.launch knows")
     from tokendrop.launch.cluster import in_job_copy
     from tokendrop.launch.trainer import run_training
 
@@ -277,7 +246,7 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
     except KeyboardInterrupt:
         ray.shutdown()  # at the exit it would wait half a second more, for logs that are not shown
         raise
-    except (TrainingFailedError, RayError) as error:
+    except (TrainingFailedError, RayError, OSError) as error:
         say(f"{error}\ntokendrop: the run failed (scaling.max_restarts={config.scaling.max_restarts})")
         sys.exit(1)
 
@@ -286,7 +255,8 @@ def where_to_look(results: Sequence[dict[str, Any]], config: ExperimentConfig) -
     """Where to look at what was made."""
     lines = ["", *(f"run folder  {result['run']}" for result in results)]
     if config.track.uri and config.track.uri.startswith("sqlite:"):
-        lines.append(f"curves      mlflow ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
+        mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
+        lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
     elif config.track.uri:
         lines.append(f"curves      {config.track.uri}, experiment {config.track.experiment}")
     return "\n".join(lines)

@@ -6,3 +6,8 @@ class UserError(ValueError):
 
     Commands print it alone and exit with 2. Every other exception is a failure of the run (exit 1).
     """
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an exception of a library says, short enough to stand within a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:120]

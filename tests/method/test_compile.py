@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
-from tokendrop.launch.worker import compile_layers
 from tokendrop.method import attach
+from tokendrop.train.device import compile_layers
 
 KEPT_LENGTHS = [4, 6, 5, 9, TOKENS, 12, 7, 3, 10, 11, 8, 13, 14, TOKENS, 2]
 EXACT = 1e-12  # float64

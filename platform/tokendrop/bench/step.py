@@ -17,7 +17,7 @@ from tokendrop.method import Dropping, attach
 from tokendrop.models.batch import Batch
 from tokendrop.models.build import build_model
 from tokendrop.schedule.duration import Duration
-from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
+from tokendrop.train.device import autocast, compile_layers, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engine import Engine
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizer
@@ -71,8 +71,7 @@ def bench_engine(
     model = model.to(device, torch.promote_types(dtype, torch.float32))
     dropping = attach(model, seed=1, whole_layers=whole_layers)
     if training.compile:
-        for block in model.blocks:
-            block.compile()
+        compile_layers(model.blocks)
     return DdpEngine(model, build_optimizer(model, training), dtype), dropping
 
 

@@ -19,7 +19,7 @@ from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal
 from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
+from tokendrop.train.device import compile_layers, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engine import Engine
 from tokendrop.train.engines.build import apply_strategy
 from tokendrop.train.loop import Parts, train
@@ -116,13 +116,3 @@ def build_engine(config: ExperimentConfig, device: torch.device) -> tuple[Engine
     if training.compile:
         compile_layers(model.blocks)
     return apply_strategy(model, training, dtype), dropping
-
-
-def compile_layers(layers: torch.nn.ModuleList) -> None:
-    """Compile each layer: one graph for the full length, one for every kept length.
-
-    Dynamo's quiet way out, running eagerly after too many graphs, becomes an error: it would pass for a slow GPU.
-    """
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    for layer in layers:
-        layer.compile()

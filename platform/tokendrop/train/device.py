@@ -59,3 +59,13 @@ def tune_cpu(threads: int | None = None) -> None:
         # threads but the first, and Ray trains in one, allocate from heaps of 64 MiB, which glibc keeps only
         # where the one before has less room than this
         libc.mallopt(_M_TOP_PAD, 2**27)
+
+
+def compile_layers(layers: torch.nn.ModuleList) -> None:
+    """Compile each layer: one graph for the full length, one for every kept length.
+
+    Dynamo's quiet way out, running eagerly after too many graphs, becomes an error: it would pass for a slow GPU.
+    """
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for layer in layers:
+        layer.compile()

@@ -1,0 +1,67 @@
+"""`tokendrop bench NAME`: each measurement imports only what it measures."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tokendrop.errors import UserError
+from tokendrop.render import bench_text, print_json, say
+
+
+def bench(options: argparse.Namespace) -> None:
+    if options.overrides and options.name not in ("data", "elastic"):
+        raise UserError(f"bench {options.name}: takes no overrides, got {' '.join(options.overrides)}")
+    for name in ("rounds", "micro_batch", "resizes", "stretch"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')}: want at least 1, got {getattr(options, name)}")
+    result = _NAMES[options.name](options)
+    if options.json:
+        print_json(result)
+    else:
+        print(bench_text(result))
+
+
+def _step(options: argparse.Namespace) -> dict[str, Any]:
+    """With torch, numpy and PyYAML alone."""
+    from tokendrop.bench.step import bench_step
+
+    return bench_step(
+        preset=options.preset,
+        micro_batch=options.micro_batch,
+        precision=options.precision,
+        compiled=options.compile,
+        rounds=options.rounds,
+        say=say,
+    )
+
+
+def _overhead(options: argparse.Namespace) -> dict[str, Any]:
+    from tokendrop.bench.overhead import bench_overhead
+
+    return bench_overhead(_job(options, "quickstart_baseline"), rounds=options.rounds, say=say)
+
+
+def _data(options: argparse.Namespace) -> dict[str, Any]:
+    from tokendrop.bench.data import bench_data
+
+    return bench_data(_job(options, "quickstart_baseline"), options.overrides, rounds=options.rounds, say=say)
+
+
+def _elastic(options: argparse.Namespace) -> dict[str, Any]:
+    from tokendrop.bench.elastic import bench_elastic
+
+    return bench_elastic(
+        _job(options, "elastic"),
+        options.overrides,
+        resizes=options.resizes,
+        stretch=options.stretch,
+        picture=options.picture,
+        say=say,
+    )
+
+
+def _job(options: argparse.Namespace, usual: str) -> Path:
+    return options.job or Path("jobs", "pretrain", f"{usual}.yaml")
+
+
+_NAMES = {"step": _step, "overhead": _overhead, "data": _data, "elastic": _elastic}

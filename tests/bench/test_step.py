@@ -1,0 +1,39 @@
+"""`tokendrop bench step` runs where nothing but torch, numpy and PyYAML is installed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PLATFORM = Path(__file__).parents[2] / "platform"
+LENGTHS = ["1/16", "1/8", "1/4", "1/2", "1/1"]
+COMMAND = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Forbid(MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.split(".")[0] in {"ray", "mlflow", "pyarrow", "psutil", "tokenizers", "transformers"}:
+            raise ModuleNotFoundError(f"{fullname} is not installed here")
+
+sys.meta_path.insert(0, Forbid())
+from tokendrop.cli import main
+
+main(["bench", "step", "--preset", "gpt-1m", "--micro-batch", "1", "--rounds", "2", "--json"])
+"""
+
+
+def test_it_measures_every_length_beside_its_flops_and_a_plain_gpt():
+    command = [sys.executable, "-c", COMMAND]
+    done = subprocess.run(command, env={"PYTHONPATH": str(PLATFORM)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    kinds = ("step_ms_at", "time_ratio_at", "flops_ratio_at")
+    per_length = {f"{kind}_{length}" for kind in kinds for length in LENGTHS}
+    figures = {name: figure["median"] for name, figure in result["figures"].items()}
+    assert figures.keys() == {*per_length, "time_over_flops_at_quarter", "plain_gpt2_over_ours", "tokens_per_s_full"}
+    assert figures["time_ratio_at_1/1"] == figures["flops_ratio_at_1/1"] == 1
+    flops = [figures[f"flops_ratio_at_{length}"] for length in LENGTHS]
+    assert flops == sorted(flops)
+    assert all(figure > 0 for figure in figures.values())
+    assert result["command"].startswith("tokendrop bench step --micro-batch 1 ")
