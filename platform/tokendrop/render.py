@@ -215,6 +215,7 @@ def comparison_text(results: Sequence[Mapping[str, Any]], names: Sequence[str]) 
         [
             name,
             f"{result['val_loss']:.3f}",
+            f"{result['val_perplexity']:.1f}",
             count(result["layer_tokens"]) + saving(result, "layer_tokens"),
             count(result["flops"]) + saving(result, "flops"),
             f"{result['wall_clock_s']:.1f} s" + saving(result, "wall_clock_s"),
@@ -222,7 +223,7 @@ def comparison_text(results: Sequence[Mapping[str, Any]], names: Sequence[str]) 
         ]
         for name, result in zip(names, results, strict=True)
     ]
-    return table(["run", "val loss", "layer tokens", "FLOPs", "training time", "tokens/s"], rows)
+    return table(["run", "val loss", "perplexity", "layer tokens", "FLOPs", "training time", "tokens/s"], rows)
 
 
 def profile_text(profile: DeviceProfile, path: str) -> str:

@@ -1,5 +1,6 @@
 """A run folder and its mirror in MLflow: real databases, a real server that comes late."""
 
+import math
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -14,12 +16,14 @@ import pytest
 from mlflow import MlflowClient
 
 from checkouts import free_ports
+from tokendrop.cli import main
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
+from tokendrop.launch import watch
 from tokendrop.launch.watch import Watcher
 from tokendrop.track.journal import Journal
-from tokendrop.track.mlflow import METRICS, MlflowMirror
-from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
+from tokendrop.track.mlflow import METRICS, MlflowMirror, flat
+from tokendrop.track.run_folder import DATA, ENVIRONMENT, JOB, PLAN
 from tokendrop.train.report import StepReport
 
 QUICKSTART = Path(__file__).parents[2] / "jobs" / "pretrain" / "quickstart.yaml"
@@ -91,6 +95,33 @@ def test_a_run_restarted_is_one_mlflow_run_with_every_step(tmp_path: Path, sqlit
     for name, field in METRICS.items():
         wanted = {step: getattr(report(step), field) for step in range(1, 13)}
         assert history(sqlite, run.info.run_id, name) == {s: v for s, v in wanted.items() if v is not None}
+    assert history(sqlite, run.info.run_id, "perplexity/validation") == {5: math.exp(7.5), 10: math.exp(7.5)}
+
+
+def test_what_describes_a_run_is_sent_whole_however_the_first_attempt_ended(tmp_path: Path, sqlite: str) -> None:
+    folder, config = run_folder(tmp_path, sqlite)
+    (folder / ENVIRONMENT).rename(tmp_path / "later")
+    mirror = MlflowMirror(folder, config)
+    with pytest.raises(OSError, match=ENVIRONMENT):
+        mirror.sync()
+    (tmp_path / "later").rename(folder / ENVIRONMENT)
+    late = MlflowMirror(folder, config)
+    late.sync()
+    assert mirror.run_id == late.run_id is not None
+    client = MlflowClient(sqlite)
+    assert client.get_run(late.run_id).data.params == flat(asdict(config))
+    assert {artifact.path for artifact in client.list_artifacts(late.run_id)} == {JOB, PLAN, ENVIRONMENT}
+
+
+def test_artifacts_lie_beside_the_database_wherever_a_run_is_started(
+    tmp_path: Path, sqlite: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = run_folder(tmp_path, sqlite)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    MlflowMirror(folder, config).sync()
+    assert list((tmp_path / "mlruns").rglob(JOB))
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_syncing_twice_sends_nothing_twice(tmp_path: Path, sqlite: str) -> None:
@@ -135,37 +166,50 @@ def server(folder: Path, port: int) -> Iterator[psutil.Process]:
         process.wait()
 
 
-def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
+def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (port,) = free_ports(1)
     uri = f"http://127.0.0.1:{port}"
     folder, config = run_folder(tmp_path, uri)
+    (folder / DATA).write_text("unused\n")
     train_on(folder, range(1, 9), commit=8)
-    mirror = MlflowMirror(folder, config)
     with pytest.raises(Exception, match=r"refused|Max retries"):
-        mirror.sync("FINISHED")
+        MlflowMirror(folder, config).sync("FINISHED")
+    with pytest.raises(SystemExit, match="1"):
+        main(["sync", str(folder)])
+    assert capsys.readouterr().err.startswith(f"tokendrop: {uri} can't be reached (")
     with server(tmp_path, port):
-        late = MlflowMirror(folder, config)
-        late.sync()
-        assert late.run_id is not None
-        assert set(history(uri, late.run_id, "loss/train")) == set(range(1, 9))
-        assert MlflowClient(uri).get_run(late.run_id).info.status == "FINISHED"
+        main(["sync", str(folder)])
+        run_id = MlflowMirror(folder, config).run_id
+        assert run_id is not None
+        assert capsys.readouterr().out == f"MLflow run {run_id} at {uri} has everything\n"
+        assert set(history(uri, run_id, "loss/train")) == set(range(1, 9))
+        assert MlflowClient(uri).get_run(run_id).info.status == "FINISHED"
 
 
-def test_a_server_that_hangs_does_not_keep_a_run_from_being_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangs_first", [True, False])
+def test_a_server_that_hangs_keeps_a_run_neither_from_starting_nor_from_being_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs_first: bool
+) -> None:
+    monkeypatch.setattr(watch, "_FIRST_S", 1.0)
     (port,) = free_ports(1)
     uri = f"http://127.0.0.1:{port}"
     folder, config = run_folder(tmp_path, uri)
     mirror = MlflowMirror(folder, config)
+
+    def suspend(processes: list[psutil.Process]) -> None:
+        for one in processes:
+            one.suspend()
 
     def stopped(processes: list[psutil.Process]) -> None:
         with Watcher(folder, config, mirror):
-            for one in processes:
-                one.suspend()
+            suspend(processes)
             raise KeyboardInterrupt
 
     with server(tmp_path, port) as process:
         mirror.sync("RUNNING")
         hung = [process, *process.children(recursive=True)]
+        if hangs_first:
+            suspend(hung)
         since = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             stopped(hung)
@@ -173,6 +217,7 @@ def test_a_server_that_hangs_does_not_keep_a_run_from_being_stopped(tmp_path: Pa
         for one in hung:
             one.resume()
         assert took_s < 5
-        mirror.sync()
-        assert mirror.run_id is not None
-        assert MlflowClient(uri).get_run(mirror.run_id).info.status == "KILLED"
+        late = MlflowMirror(folder, config)
+        late.sync("KILLED")
+        assert late.run_id is not None
+        assert MlflowClient(uri).get_run(late.run_id).info.status == "KILLED"

@@ -1,7 +1,6 @@
 """Follows a run from outside of its workers: the live line, and MLflow."""
 
 import threading
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,54 +8,61 @@ from types import TracebackType
 from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.errors import first_line
 from tokendrop.render import StatusLine, say
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
 
 _POLL_S, _MIRROR_EVERY_S = 0.5, 15.0
+_FIRST_S = 30.0  # for a tracking server, before training starts without it
 _HURRY_S = 1.5  # for a tracking server, twice, where the user has stopped the run
 
 
 class Watcher:
-    """While its block runs, a thread shows the run's progress and mirrors it to MLflow."""
+    """While its block runs, one thread shows the run's progress and another mirrors it to MLflow."""
 
     def __init__(self, run: Path, config: ExperimentConfig, mirror: MlflowMirror | None) -> None:
         self.run, self.config, self.mirror = run, config, mirror
         self._tail = MetricsTail(run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0)
         self._line = LiveLine(config)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._showing = threading.Thread(target=self._show, daemon=True)
+        self._mirroring = threading.Thread(target=self._mirror_on, daemon=True)
+        self._is_known = threading.Event()
         self._complained = False
 
     def __enter__(self) -> "Watcher":
         say(f"run      {self.run}")
-        self._mirror("RUNNING")  # before training starts: creating MLflow's tables would slow the first steps down
-        self._thread.start()
+        self._mirroring.start()
+        self._is_known.wait(_FIRST_S)  # creating MLflow's tables would slow the first steps down
+        self._showing.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         self._stop.set()
         is_stopped = kind is KeyboardInterrupt
         within_s = _HURRY_S if is_stopped else None
-        self._thread.join(within_s)
+        self._showing.join()
         self._line.end()
-        if not self._thread.is_alive():
+        self._mirroring.join(within_s)
+        if not self._mirroring.is_alive():
             status: Status = "FINISHED" if kind is None else "KILLED" if is_stopped else "FAILED"
             last = threading.Thread(target=self._mirror, args=(status,), daemon=True)
             last.start()
             last.join(within_s)
 
-    def _follow(self) -> None:
-        mirrored = time.monotonic()
-        while True:
+    def _show(self) -> None:
+        stopping = False
+        while not stopping:
             stopping = self._stop.wait(_POLL_S)
             for line in self._tail.read():
                 self._line.show(line)
-            if stopping:
-                return
-            if time.monotonic() - mirrored > _MIRROR_EVERY_S:
-                self._mirror()
-                mirrored = time.monotonic()
+
+    def _mirror_on(self) -> None:
+        self._mirror("RUNNING")
+        self._is_known.set()
+        while not self._stop.wait(_MIRROR_EVERY_S):
+            self._mirror()
 
     def _mirror(self, status: Status | None = None) -> None:
         if self.mirror is None:
@@ -66,7 +72,7 @@ class Watcher:
             self._complained = False
         except Exception as error:  # tracking must never fail a run, whatever a server or its client does
             if not self._complained or status == "FINISHED":
-                say(f"mlflow   not reached ({_first_line(error)}); `tokendrop sync {self.run}` sends what waits there")
+                say(f"mlflow   not reached ({first_line(error)}); `tokendrop sync {self.run}` sends what waits there")
             self._complained = True
 
 
@@ -141,7 +147,3 @@ def prepare_line() -> Generator[Callable[[int, int], None]]:
         yield lambda documents, tokens: line.show(lambda: f"prepare  {documents:,} documents, {tokens:,} tokens")
     finally:
         line.end()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -16,7 +17,8 @@ from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 
 STATE = "mlflow.json"
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
-_BATCH = 1000  # metrics that one call of MLflow's API takes
+_BATCH, _PARAMS = 1000, 100  # metrics and parameters that one call of MLflow's API takes
+_SQLITE = "sqlite:///"
 _FORBIDDEN = re.compile(r"[^\w\-./ ]")  # in a metric's name
 
 # metric in MLflow: field of StepReport
@@ -43,9 +45,10 @@ class MlflowMirror:
 
     def __init__(self, folder: Path, config: ExperimentConfig) -> None:
         self.folder, self.config = folder, config
-        self.state: dict[str, Any] = {"run_id": None, "offset": 0, "status": "RUNNING", "status_sent": "RUNNING"}
+        self.state: dict[str, Any] = {"run_id": None, "described": False, "offset": 0}
+        self.state |= {"status": "RUNNING", "status_sent": "RUNNING"}
         if (folder / STATE).exists():
-            self.state = json.loads((folder / STATE).read_text())
+            self.state |= json.loads((folder / STATE).read_text())
 
     @property
     def run_id(self) -> str | None:
@@ -64,6 +67,9 @@ class MlflowMirror:
         client = _client(self.config.track.uri)
         if self.run_id is None:
             self._remember(run_id=self._create(client))
+        if not self.state["described"]:
+            self._describe(client)
+            self._remember(described=True)
         tail = MetricsTail(self.folder, self.state["offset"])
         while lines := tail.read():
             metrics = [Metric(*point) for point in _points(lines)]
@@ -96,7 +102,7 @@ class MlflowMirror:
     def _create(self, client: Any) -> str:
         name = self.config.track.experiment
         experiment = client.get_experiment_by_name(name)
-        experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+        experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, self._artifacts())
         # An earlier call may have been answered by a time-out after the server had done it.
         known = client.search_runs([experiment_id], f"tags.`tokendrop.run` = '{self.folder.name}'", max_results=1)
         if known:
@@ -111,12 +117,24 @@ class MlflowMirror:
             "seed": str(self.config.seed),
             "layer_token_saving": f"{plan.layer_token_saving():.1%}",
         }
-        run = client.create_run(experiment_id, run_name=self.config.name, tags=tags)
-        for key, value in flat(asdict(self.config)).items():
-            client.log_param(run.info.run_id, key, value)
+        return client.create_run(experiment_id, run_name=self.config.name, tags=tags).info.run_id
+
+    def _artifacts(self) -> str | None:
+        """A place beside a local SQLite file; by default it would be below the folder of whoever is first."""
+        path = (self.config.track.uri or "").removeprefix(_SQLITE)
+        if path == self.config.track.uri:
+            return None  # a server has a place of its own
+        return (Path(path).absolute().parent / "mlruns" / _FORBIDDEN.sub("-", self.config.track.experiment)).as_uri()
+
+    def _describe(self, client: Any) -> None:
+        """Send the job's settings and the files that describe the run; sent twice, they are the same."""
+        from mlflow.entities import Param
+
+        params = [Param(key, value) for key, value in flat(asdict(self.config)).items()]
+        for first in range(0, len(params), _PARAMS):
+            client.log_batch(self.run_id, params=params[first : first + _PARAMS])
         for file in (JOB, PLAN, ENVIRONMENT):
-            client.log_artifact(run.info.run_id, str(self.folder / file))
-        return run.info.run_id
+            client.log_artifact(self.run_id, str(self.folder / file))
 
     def _remember(self, **changes: Any) -> None:
         self.state |= changes
@@ -130,6 +148,7 @@ def _client(uri: str | None) -> Any:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # where a command's own result goes
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic"):  # which tell of every table that they make
@@ -139,10 +158,10 @@ def _client(uri: str | None) -> Any:
 
 def absolute_uri(uri: str | None) -> str | None:
     """A tracking URI that means the same from every folder: the path of a local SQLite file, made absolute."""
-    relative = (uri or "").removeprefix("sqlite:///")
+    relative = (uri or "").removeprefix(_SQLITE)
     if uri is None or relative == uri or relative.startswith("/"):
         return uri
-    return f"sqlite:///{Path(relative).absolute()}"
+    return f"{_SQLITE}{Path(relative).absolute()}"
 
 
 def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]]:
@@ -153,6 +172,8 @@ def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]
         for name, field in METRICS.items():
             if line[field] is not None:
                 yield name, float(line[field]), stamp, line["step"]
+        if line["val_loss"] is not None:
+            yield "perplexity/validation", math.exp(line["val_loss"]), stamp, line["step"]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

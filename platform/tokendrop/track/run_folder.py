@@ -1,12 +1,13 @@
 """A run's folder: what describes the run, where its parts lie, what it came to."""
 
 import json
+import math
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from itertools import pairwise
@@ -15,7 +16,7 @@ from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
-from tokendrop.data.commit import LOCK
+from tokendrop.data.commit import write_whole
 from tokendrop.data.shards import MANIFEST, TOKENIZER
 from tokendrop.errors import UserError
 from tokendrop.track.journal import MetricsTail, read_steps
@@ -32,18 +33,24 @@ _PACKAGES = ("tokendrop", "torch", "ray", "mlflow", "pyarrow", "numpy", "tokeniz
 
 
 def create_run_folder(config: ExperimentConfig) -> Path:
-    """A new, empty folder below `runs_folder`, or the one that the job names."""
+    """A new, empty folder below `runs_folder`, or the one that the job names.
+
+    Raises:
+        UserError: none can be made there.
+    """
     root = Path(config.runs_folder).absolute()
-    if config.run is not None:
-        (root / config.run).mkdir(parents=True, exist_ok=True)
-        return root / config.run
     stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for folder in (root / stem, *(root / f"{stem}-{number}" for number in range(2, 100))):
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            continue
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if config.run is not None:
+            (root / config.run).mkdir(parents=True, exist_ok=True)
+            return root / config.run
+        for folder in (root / stem, *(root / f"{stem}-{number}" for number in range(2, 100))):
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise UserError(f"runs_folder: can't make a folder below {root} ({error.strerror or error})") from None
     raise UserError(f"runs_folder: {root} has a hundred runs of this second already")
 
 
@@ -57,7 +64,8 @@ def begun_run(config: ExperimentConfig) -> Path | None:
         return None
     folder = Path(config.runs_folder).absolute() / config.run
     if not (folder / DATA).is_file():
-        if {path.name for path in folder.glob("*")} <= {LOCK, JOB, PLAN, ENVIRONMENT}:  # less than a run writes first
+        seen = {path.name for path in folder.glob("*") if not path.name.startswith(".")}
+        if seen <= {JOB, PLAN, ENVIRONMENT, TOKENIZER}:  # less than a run writes first
             return None
         raise UserError(f"run: {folder} is no run folder, and not empty; want another name")
     begun, _ = open_run_folder(folder)
@@ -71,11 +79,11 @@ def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
 
     The tokenizer is copied: a model is of use without its corpus, but not without its vocabulary.
     """
-    (folder / JOB).write_text(dump_job(config))
-    (folder / PLAN).write_text(json.dumps(asdict(config.plan()), indent=1))
-    (folder / ENVIRONMENT).write_text(json.dumps(environment(), indent=1))
-    (folder / DATA).write_text(f"{data}\n")
-    shutil.copyfile(data / TOKENIZER, folder / TOKENIZER)
+    write_whole(folder / JOB, dump_job(config).encode())
+    write_whole(folder / PLAN, json.dumps(asdict(config.plan()), indent=1).encode())
+    write_whole(folder / ENVIRONMENT, json.dumps(environment(), indent=1).encode())
+    write_whole(folder / TOKENIZER, (data / TOKENIZER).read_bytes())
+    write_whole(folder / DATA, f"{data}\n".encode())
 
 
 def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
@@ -84,8 +92,9 @@ def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
     Raises:
         UserError: this is no run folder.
     """
-    if not (folder / JOB).is_file() or not (folder / DATA).is_file():
-        raise UserError(f"{folder}: not a run folder (no {JOB} in it); want one that 'tokendrop train' made")
+    for part in (JOB, DATA):
+        if not (folder / part).is_file():
+            raise UserError(f"{folder}: not a run folder (no {part} in it); want one that 'tokendrop train' made")
     return load_job(folder / JOB), Path((folder / DATA).read_text().strip())
 
 
@@ -135,6 +144,7 @@ def summarize(folder: Path) -> dict[str, Any]:
         "run": str(folder),
         "steps": steps[-1]["step"],
         "val_loss": validations[-1] if validations else None,
+        "val_perplexity": math.exp(validations[-1]) if validations else None,
         "tokens": steps[-1]["tokens"],
         "layer_tokens": steps[-1]["layer_tokens"],
         "layer_token_saving": plan.layer_token_saving(),

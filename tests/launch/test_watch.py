@@ -1,0 +1,26 @@
+"""The live line says what the record of a run holds."""
+
+from pathlib import Path
+
+import pytest
+
+from tokendrop.config.load import load_job
+from tokendrop.launch.watch import LiveLine
+
+JOBS = Path(__file__).parents[2] / "jobs" / "pretrain"
+
+
+def test_the_live_line_tells_step_loss_speed_kept_length_saving_and_time_left(capsys: pytest.CaptureFixture[str]):
+    config = load_job(JOBS / "quickstart_baseline.yaml", ["train.length=80 steps"])
+    line, full = LiveLine(config), config.plan().layer_tokens_full
+    report = {"val_loss": 5.5, "kept_length": 512, "step_time_s": 2.0}
+    line.show({"attempt_from": 0, "world_size": 1})
+    line.show({**report, "step": 40, "loss": 5.61234, "layer_tokens": full // 2})
+    line.show({**report, "step": 41, "loss": 5.6, "layer_tokens": full // 2})  # too soon to be shown
+    line.show({**report, "step": 80, "loss": 5.6, "val_loss": None, "layer_tokens": full * 3 // 4})
+    assert capsys.readouterr().err.splitlines() == [
+        "step 40/80  loss 5.612  val 5.500  2,048 tok/s  kept 512/512  layer tokens saved 0.0%  ETA 1:20",
+        "step 80/80  loss 5.600  val 5.500  2,048 tok/s  kept 512/512  layer tokens saved 25.0%  ETA 0:00",
+    ]
+    line.show({"attempt_from": 40, "world_size": 2})
+    assert capsys.readouterr().err == "restart  a worker was lost; 2 workers go on from step 40\n"
