@@ -34,3 +34,24 @@ def real_data() -> Path:
     if not DATA.is_dir():
         pytest.skip(f"no real data at {DATA}; set TOKENDROP_TEST_DATA")
     return DATA
+
+
+@pytest.fixture
+def complaint(capfd):
+    """What a command says when it ends with exit code 2, after `tokendrop: `."""
+
+    from tokendrop.cli import main
+
+    def said(*arguments: object) -> str:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert end.value.code == 2, err
+        assert out == ""
+        assert err.count("\n") == 1, err
+        line = err.removesuffix("\n")
+        assert line.startswith("tokendrop: ")
+        return line.removeprefix("tokendrop: ")
+
+    return said

@@ -63,3 +63,9 @@ def kill_at(runs: Path, step: int) -> None:
                 os.kill(pid, signal.SIGKILL)
                 return
         time.sleep(0.02)
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Everything below `folder`/runs but token shards, which the next attempt goes on with."""
+    data = folder / "runs" / "data"
+    return [str(path) for path in (folder / "runs").rglob("*") if path != data and data not in path.parents]

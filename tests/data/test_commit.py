@@ -44,6 +44,16 @@ def test_a_process_that_ends_in_time_is_waited_for(tmp_path: Path) -> None:
         pass
 
 
+def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    with holder(tmp_path, seconds=60) as other:
+        with pytest.raises(InterruptedError):
+            alone_in(tmp_path, while_waiting=stop).__enter__()
+        other.kill()
+
+
 def test_a_folder_that_cant_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"/file/below: can't write there \(Not a directory\)$"):

@@ -1,6 +1,8 @@
 """Training beside its preparation: it makes no difference to a run how far the token shards have come."""
 
+import errno
 import json
+import os
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tokendrop.data.writer import ShardWriter
 from tokendrop.errors import UserError
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import METRICS, read_ledger, read_steps
+from tokendrop.track.run_folder import read_attempts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -81,6 +84,18 @@ def test_a_run_ends_in_one_sentence_where_its_preparation_does(tmp_path, slowly)
         corpus.write("not json\n")
     with pytest.raises(UserError, match=r"1 of 501 documents can't be read, .*corpus\.jsonl:501: not valid JSON"):
         run_training(load_job(tmp_path / "job.yaml", ["train.length=10000 steps"]))
+
+
+def test_a_run_ends_where_the_disk_of_its_preparation_is_full(tmp_path, slowly, monkeypatch):
+    def full(writer: ShardWriter) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ShardWriter, "finish", full)
+    config_of(tmp_path)
+    with pytest.raises(OSError, match="No space left on device"):
+        run_training(load_job(tmp_path / "job.yaml", ["train.length=10000 steps"]))
+    (run,) = (tmp_path / "runs").glob("tiny-*")
+    assert len(read_attempts(run)[0]) == 1  # it was not tried again
 
 
 def test_what_is_prepared_when_a_short_run_is_over_stays_for_the_next(tmp_path, slowly):

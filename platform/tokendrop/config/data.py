@@ -71,7 +71,8 @@ class DataConfig:
     max_document_bytes: int = 2**26
     """Longer documents are rejected."""
     max_rejected: float = 1e-4
-    """Share of the documents that may be unreadable before preparation stops; each is listed in rejected.parquet."""
+    """Share of the documents that may be unreadable before preparation stops; each is listed in rejected.parquet.
+    A damaged file, of which the rest can't be read, stops it always; 1 goes on whatever is lost."""
     tokenizer: str | None = None
     """A `tokenizer.json` or, for BERT, a `vocab.txt`; without one, a tokenizer is trained on the head of the corpus."""
     tokenizer_vocab_size: int = 4096

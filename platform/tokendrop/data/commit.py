@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,11 +43,14 @@ def appearing(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone_in(folder: Path, *, patience_s: float = math.inf) -> Iterator[None]:
+def alone_in(
+    folder: Path, *, patience_s: float = math.inf, while_waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Around work on a folder: one process at a time, on any machine; one that is killed leaves it to the next.
 
     Args:
         patience_s: so long another process is waited for.
+        while_waiting: called again and again meanwhile; the wait ends with what it raises.
     Raises:
         UserError: nothing can be written there, or another process is at work.
     """
@@ -61,6 +64,7 @@ def alone_in(folder: Path, *, patience_s: float = math.inf) -> Iterator[None]:
         while not _locks(lock):
             if time.monotonic() > deadline:
                 raise UserError(f"{folder}: another process is at work on it; want that stopped, or its end, first")
+            while_waiting()
             time.sleep(_POLL_S)
         yield
 

@@ -22,14 +22,17 @@ BROKEN = (pa.ArrowException, OSError, ValueError, MemoryError)
 """What libraries raise over damaged content."""
 
 
+DAMAGED = "damaged or cut short from here on"
+
+
 class DamageError(Exception):
-    """Nothing can be read of a file from here on."""
+    """Nothing can be read of a file from here on; its text begins with `DAMAGED`."""
 
     def __init__(self, number: int, error: Exception) -> None:
         """`number`: of the line or row that would be next."""
         letters = " ".join(str(error).split())[:120]
         cause = "".join(letter if letter.isprintable() else "?" for letter in letters)
-        super().__init__(f"damaged or cut short from here on ({cause})")
+        super().__init__(f"{DAMAGED} ({cause})")
         self.number = number
 
 

@@ -70,7 +70,7 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
     folder = corpus.folder
     tokenizer = _load_or_train(config, corpus)
     _check_vocabulary(config, vocab_size(tokenizer))
-    with alone_in(folder):
+    with alone_in(folder, while_waiting=lambda: progress(0, 0)):
         (folder / FAILED).unlink(missing_ok=True)
         try:
             if not (folder / MANIFEST).exists():

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from tokendrop.config.data import DataConfig
 from tokendrop.data.commit import remove_partial, write_whole
+from tokendrop.data.content import DAMAGED
 from tokendrop.data.pack import Documents, Packer
 from tokendrop.data.pair_rows import PairPacker
 from tokendrop.data.shards import (
@@ -87,7 +88,7 @@ class ShardWriter:
         """Take in records of one file, in order: tokens, split, bytes, set, file, record, reason.
 
         Raises:
-            UserError: more are rejected than may be.
+            UserError: more are rejected than may be, or a file is damaged.
         """
         file = block.column("file")[0].as_py()
         source = self.file_sources[file]
@@ -109,7 +110,7 @@ class ShardWriter:
         """Write the rows that are left, and say in the manifest that it is complete.
 
         Raises:
-            UserError: more are rejected than may be.
+            UserError: more are rejected than may be, or a file is damaged.
         """
         self._judge(is_due=True)
         for (source, split), stream in self._streams.items():
@@ -162,6 +163,7 @@ class ShardWriter:
         self.tokens += sum(one.tokens for one in packed.sets)
 
     def _judge(self, *, is_due: bool) -> None:
+        self._judge_files()
         if not is_due or len(self._rejected) <= self.max_rejected * self.documents:
             return
         self._write_rejected()
@@ -172,6 +174,17 @@ class ShardWriter:
             f" data.max_rejected={self.max_rejected:g}; the first: {file}:{record}: {reason}"
             f" (all: {self.folder / REJECTED})"
         )
+
+    def _judge_files(self) -> None:
+        """A damaged file is one rejected document, and who knows how many more that nobody will have read."""
+        lost = [one for one in self._rejected if one[2].startswith(DAMAGED)] if self.max_rejected < 1 else []
+        if lost:
+            self._write_rejected()
+            number, record, reason = min(lost)
+            raise UserError(
+                f"data.corpus: {self.manifest.header.files[number]}:{record}: {reason}; want the whole file,"
+                " or data.max_rejected=1 to go without the rest of it"
+            )
 
     def _write_rejected(self) -> None:
         """All of them, as of now; those that a later attempt finds again it takes from the corpus."""

@@ -10,7 +10,9 @@ import ray
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.pipeline import find_corpus, prepare
+from tokendrop.data.rows import FAILED
 from tokendrop.data.shards import MANIFEST, Manifest, read_manifest
+from tokendrop.errors import UserError, first_line
 from tokendrop.launch.watch import prepare_line
 
 _POLL_S = 0.2
@@ -43,6 +45,9 @@ class Preparation:
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         self._stop.set()
         self._pool.shutdown()
+        failure = self._done.exception()
+        if kind is UserError and failure and not isinstance(failure, UserError | _StoppedError):
+            raise failure  # of which the workers knew only by the note that it left
 
     @property
     def is_done(self) -> bool:
@@ -72,7 +77,13 @@ class Preparation:
                     raise _StoppedError
                 progress(documents, tokens)
 
-            return prepare(self.config, progress=tell)
+            try:
+                return prepare(self.config, progress=tell)
+            except (UserError, _StoppedError):
+                raise
+            except Exception as error:  # of a disk, or of Ray: the workers would wait for rows that never come
+                (self.folder / FAILED).write_text(f"{self.folder}: not prepared to the end ({first_line(error)})")
+                raise
 
 
 def can_start(config: ExperimentConfig, manifest: Manifest) -> bool:
