@@ -174,3 +174,27 @@ def test_a_wish_of_the_job_is_kept(wish: str, keeps: Callable[[Estimate], bool])
     assert plan.resizes
     assert keeps(estimate(plan, profile))
     assert estimate(plan, profile).gpu_hours < estimate(fixed, profile).gpu_hours
+
+
+@pytest.mark.parametrize(
+    ("whole", "dropped"),
+    [
+        ("none", (0, 1, 2, 3)),
+        ("first", (1, 2, 3)),
+        ("last", (0, 1, 2)),
+        ("first_and_last", (1, 2)),
+        ("[1, -1]", (0, 2)),
+    ],
+)
+def test_layers_are_left_whole_by_name_or_by_number(job: Path, whole: str, dropped: tuple[int, ...]) -> None:
+    config = load_job(job, [f"drop.whole_layers={whole}"])
+    assert config.drop.dropped_layers(4) == dropped
+    plan = config.plan()
+    kept = sum(plan.at(step).kept_length for step in range(160))
+    assert plan.layer_tokens(160) == 16 * (256 * 160 * (4 - len(dropped)) + kept * len(dropped))
+
+
+def test_kept_lengths_may_be_given_stage_by_stage(job: Path) -> None:
+    stages = "[{at: 0, kept: 32}, {at: 12.6%, kept: 100}, {at: 50%, kept: 256}]"
+    plan = load_job(job, [f"drop.schedule={{kind: piecewise, stages: {stages}}}"]).plan()
+    assert [plan.at(step).kept_length for step in (0, 19, 20, 79, 80, 159)] == [32, 32, 100, 100, 256, 256]

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import get_or_create_autoscaling_coordinator
 
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from kills import Command, last_step, run_below
@@ -86,6 +87,7 @@ def test_a_run_that_waits_for_nodes_leaves_the_cores_alone_and_ends_at_once(
     job: Path, request: pytest.FixtureRequest
 ) -> None:
     prepare(load_job(job))
+    before_it = asked_for()
     environment = request.getfixturevalue("full_cluster")
     with Command("train", job, *MODES["schedule"], environment=environment) as command:
         assert command.until(lambda: "\nrun  " in f"\n{command.said()}", "the run")
@@ -97,5 +99,13 @@ def test_a_run_that_waits_for_nodes_leaves_the_cores_alone_and_ends_at_once(
         used = after.user + after.system - before.user - before.system
         assert used / (time.monotonic() - at) < 0.2
         command.send_signal(signal.SIGINT)
+        assert asked_for() - before_it
         assert command.wait(ENDS_WITHIN_S) == 130
         assert "Traceback" not in command.said()
+    assert asked_for() <= before_it  # or nodes would come, and stay for minutes
+
+
+def asked_for() -> set[str]:
+    """Who has asked the cluster's autoscaler for room."""
+    coordinator = get_or_create_autoscaling_coordinator()
+    return ray.get(coordinator.__ray_call__.remote(lambda one: set(one._ongoing_reqs)))

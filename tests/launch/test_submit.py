@@ -136,8 +136,18 @@ def test_ray_job_submit_needs_nothing_but_the_dependencies(head: Head):
     run = Path(next(line for line in done.stdout.splitlines() if line.startswith("run folder")).split(None, 2)[2])
     assert in_job_copy(run)
     assert "the run lies in this job's temporary folder" in done.stdout
+    assert "core_worker.cc" not in done.stdout + done.stderr  # which Ray's own complaints name
     assert read_meta(latest_checkpoint(run))["name"] == "tiny"
     assert not (head.folder / "runs").exists()
+
+
+def test_a_python_without_the_dependencies_is_told_what_to_do():
+    script = Path(__file__).parents[2] / "jobs" / "run.py"
+    bare = [sys.executable, "-I", "-S", script, "plan", "jobs/tiny.yaml"]  # the standard library alone
+    done = subprocess.run(bare, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"tokendrop: {sys.executable} has no package yaml: run `ray start`")
 
 
 @pytest.mark.ray

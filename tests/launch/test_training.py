@@ -1,21 +1,26 @@
 """Whole runs on a real Ray: world sizes, crashes and resumes must not show in what is trained."""
 
+import os
 import shutil
+import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.data.commit import LOCK, alone_in
-from tokendrop.data.rows import sample_order
-from tokendrop.data.shards import read_manifest
+from tokendrop.data.pipeline import prepare
+from tokendrop.data.rows import Rows, sample_order
+from tokendrop.data.shards import map_shard, read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch import trainer
+from tokendrop.launch.process_group import _DeviceBackend
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import read_ledger, uncommitted_parts
-from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder
+from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder, read_attempts
 from tokendrop.train.committed import committed, read_meta
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -78,6 +83,44 @@ def test_a_killed_worker_costs_no_sample_and_changes_no_loss(job: Path) -> None:
     assert result["restarts"] == 1
     np.testing.assert_allclose(losses(Path(result["run"])), uninterrupted, rtol=FLOAT64)
     assert_ledger_is_exact(Path(result["run"]))
+
+
+def test_workers_that_are_killed_as_they_start_are_started_again(
+    job: Path, alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments, start = iter(("before the process group", "after it")), _DeviceBackend.on_start
+
+    def unlucky(backend: _DeviceBackend, group: Any, config: Any) -> None:
+        moment, pid = next(moments, "never"), group.execute_single(1, os.getpid)
+        if moment == "before the process group":
+            os.kill(pid, signal.SIGKILL)
+        start(backend, group, config)
+        if moment == "after it":
+            os.kill(pid, signal.SIGKILL)
+
+    monkeypatch.setattr(_DeviceBackend, "on_start", unlucky)
+    result = run_training(config_of(job, "scaling.workers=2", "scaling.max_restarts=0", "run=unlucky"))
+    assert next(moments, None) is None
+    assert (result["steps"], result["restarts"]) == (12, 0)
+    np.testing.assert_allclose(losses(Path(result["run"])), losses(alone), rtol=FLOAT64)
+
+
+def test_a_row_that_is_damaged_ends_the_run_of_all_workers(job: Path) -> None:
+    overrides = ("scaling.workers=2", f"data.folder={job.parent}/damaged", "run=damaged")
+    config = config_of(job, *overrides)
+    data = prepare(config)
+    rows = Rows(data, "train")
+    one = np.array([4 * config.train.global_batch])  # the position of a sample of the fifth step
+    sample = sample_order(config.data, seed=config.seed).sample_ids(one, rows.committed)
+    ((shard,), (row,)) = rows.places(sample)
+    path = data / rows.shards[shard].file
+    content, wanted = path.read_bytes(), map_shard(path, (rows.shards[shard].rows, rows.manifest.header.row_length))
+    written = wanted[0][row].tobytes()
+    assert content.count(written) == 1
+    path.write_bytes(content.replace(written, written[::-1]))
+    with pytest.raises(UserError, match=rf"{path}: damaged \(row {row} has changed\); remove"):
+        run_training(config)
+    assert len(read_attempts(job.parent / "runs" / "damaged")[0]) == 1  # it was not tried again
 
 
 def test_a_run_goes_on_where_it_stopped_at_another_world_size(job: Path, alone: Path) -> None:

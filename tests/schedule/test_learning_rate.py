@@ -12,7 +12,7 @@ from strategies import plans
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.kept_length import Constant
-from tokendrop.schedule.learning_rate import LearningRate
+from tokendrop.schedule.learning_rate import Decay, LearningRate
 from tokendrop.schedule.plan import RunPlan, build_plan
 
 
@@ -163,3 +163,16 @@ def a_plan(clock: Literal["step", "layer_token"], *, steps: int, warmup_steps: i
 def test_a_final_rate_above_the_peak_is_refused() -> None:
     with pytest.raises(ValueError, match="final"):
         LearningRate(peak=0.1, final=0.2, warmup=0, decay_length=1, decay="linear")
+
+
+@pytest.mark.parametrize(
+    ("decay", "rates"),
+    [
+        ("linear", [0.0, 0.5, 1.0, 0.8, 0.6, 0.4, 0.2]),
+        ("cosine", [0.0, 0.5, 1.0, 0.2 + 0.4 * (1 + 0.5**0.5), 0.6, 0.2 + 0.4 * (1 - 0.5**0.5), 0.2]),
+        ("constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_a_decay_is_the_one_that_its_name_says(decay: Decay, rates: list[float]) -> None:
+    rate = LearningRate(peak=1.0, final=0.2, warmup=4, decay_length=8, decay=decay)
+    assert [rate.at(clock) for clock in range(0, 13, 2)] == pytest.approx(rates)

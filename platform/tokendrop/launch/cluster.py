@@ -3,19 +3,23 @@
 import logging
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayError
+
+from tokendrop.errors import UserError, first_line
 
 _SOURCE_ROOT = Path(__file__).parents[2]
+_KNOCK_S = 10.0  # for a head to answer
 
 # A cluster that serves this process alone: nobody else reaches it, and nobody reads the statistics that its ten
 # processes would gather, nor the log lines that its log monitor would look for, on the cores that train.
 _ALONE = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
@@ -38,6 +42,8 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
 
     Args:
         cpus: cores that a cluster started here counts; those of the machine when left out.
+    Raises:
+        UserError: there is none at that address.
     """
     global _alone
     if ray.is_initialized():
@@ -53,7 +59,14 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     if address:
         # a submitted job may set PYTHONPATH too; the one here goes on from it
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-        ray.init(address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **quiet)
+        try:
+            _knock(address)
+            ray.init(address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **quiet)
+        except (OSError, RayError, ValueError) as error:
+            raise UserError(
+                f"RAY_ADDRESS: no Ray cluster lets this process in at {address} ({first_line(error)}); want one that"
+                " is up, or no RAY_ADDRESS, to use this machine alone"
+            ) from None
         _heed_sigterm()
         return
     os.environ["PYTHONPATH"] = path
@@ -62,6 +75,13 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=400 * 2**20, **quiet)
     _heed_sigterm()
     _alone = True
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nobody is at HOST:PORT; Ray would try for minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
 
 
 def _heed_sigterm() -> None:

@@ -1,4 +1,5 @@
-"""A run whose workers follow its plan within one run of Ray Train; touches, with `standby`, what Ray keeps to itself.
+"""A run whose workers follow its plan within one run of Ray Train; touches what Ray keeps to itself, as `quiet` and
+`standby` do.
 
 Ray Train knows how to replace a group of workers by one of another size, but not when: its own policy grows whenever it
 can. Here it is told by `Follower`. Checked with Ray 2.60, whose names a test holds this file to.
@@ -15,7 +16,6 @@ import ray
 from ray._private.state import state as cluster_state
 from ray._raylet import RAY_NODE_ID_KEY  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import GetTimeoutError, RayError
-from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision
 from ray.train.v2._internal.execution.worker_group.worker import Worker
 
@@ -34,7 +34,9 @@ from tokendrop.launch.standby import (
 )
 from tokendrop.train.committed import committed_step
 
-_CALL_S, _IDLE_S, _FREE_S = 5.0, 0.25, 1.5
+_CALL_S = 5.0  # for a worker's answer
+_IDLE_S = 0.25  # between two looks at a cluster whose nodes are waited for
+_FREE_S = 1.5  # for a cluster to notice that workers are gone
 _POLL_S, _POLL_NEAR_S, _NEAR_S = 1.0, 0.1, 5.0  # how often workers are looked at, and how often before they change
 _WARM_S = 30.0  # so long before workers change, the processes of the next ones start
 
@@ -196,21 +198,10 @@ def _leaving_nodes() -> frozenset[str]:
 
 
 class PlanController(QuietController):
-    """Ray's controller; it takes note of times, and leaves the processor alone while it waits for nodes.
-
-    Ray's own never awaits then: it takes a whole core, and no order to stop gets through.
-    """
+    """Takes note of times, and leaves the processor alone while it waits for nodes: Ray's own takes a whole core."""
 
     worker_group_cls = PlanWorkerGroup
     _scaling_policy: PlanPolicy
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        callbacks = self._worker_group_callbacks_to_propagate
-        # the policy looks for nodes that will go away by itself: Ray's watcher lets the work go on until they do
-        self._worker_group_callbacks_to_propagate = [
-            one for one in callbacks if not isinstance(one, PreemptionCallback)
-        ]
 
     def _make_and_handle_scaling_decision_for_non_running_worker_group(self, controller_state: Any) -> Any:
         """Ray's own lets a group that has failed keep its room until a next one is decided on: in that very room."""

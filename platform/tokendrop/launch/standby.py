@@ -1,6 +1,6 @@
 """Groups of workers that a plan replaces: their processes start beforehand, stand by, and become workers in time.
 
-Touches, as `elastic` does, what Ray 2.60 keeps to itself; the same test holds it to that.
+Touches, as `elastic` and `quiet` do, what Ray 2.60 keeps to itself.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.worker_group import RayTrainWorker, Worker, WorkerGroup
 from ray.util import placement_group_table
@@ -21,7 +20,6 @@ from tokendrop.launch.quiet import QuietWorkerGroup
 _IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
 _READY_S = 300.0  # for processes to start and import; many may do so from one slow disk
 PLACE_S = 5.0  # for which room that was seen is waited for; another run may have taken it since
-_FAILED_STARTS = 10  # in a row, before it is not taken for bad luck any more
 
 # of the run of this process: what the group that is made went through, each with the time at its end; and processes of
 # workers to come, with their nodes
@@ -72,23 +70,9 @@ def end_standbys() -> None:
 class PlanWorkerGroup(QuietWorkerGroup):
     """Makes workers of the processes that stand by, and takes note of how long each part of a start takes."""
 
-    failed_starts = 0
-    """Of this class, in a row."""
-
     def _start(self) -> None:
-        """As Ray's own, but a death meanwhile is no reason to end the run, nor to leave the others where they are."""
         self._worker_group_start_timeout_s = PLACE_S
-        try:
-            super()._start()
-            PlanWorkerGroup.failed_starts = 0
-        except (RayError, WorkerGroupStartupFailedError) as error:
-            if self._worker_group_state:
-                self._worker_group_state.shutdown()
-                self._clear_state()
-            PlanWorkerGroup.failed_starts += 1
-            if PlanWorkerGroup.failed_starts > _FAILED_STARTS:
-                raise RuntimeError(f"workers could not be started {_FAILED_STARTS + 1} times in a row") from error
-            raise WorkerGroupStartupFailedError(str(error)) from error
+        super()._start()
 
     def _create_workers(
         self, num_workers: int, placement_group: Any, resources_per_worker: Any, *args: Any, **kwargs: Any

@@ -1,7 +1,7 @@
 """A run on Ray Train, from its configuration to its summary."""
 
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tokendrop.launch.orders import ORDERS
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import DeviceTorchConfig
 from tokendrop.launch.quiet import QuietTorchTrainer, end_idle_actors
+from tokendrop.launch.resume import check_goes_on, check_same_rows
 from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerTask, held_out_rows, run_worker
@@ -30,16 +31,14 @@ from tokendrop.track.run_folder import (
     begun_run,
     create_run_folder,
     describe_run,
-    open_run_folder,
     read_attempts,
     summarize,
 )
-from tokendrop.train.committed import committed, committed_step, read_meta
+from tokendrop.train.committed import committed_step
 from tokendrop.train.engines.build import check_strategy
 
-_RAY_STATE, _MISTAKE = "ray", "mistake.txt"
+_RAY_STATE = "ray"
 _LEAVING_S = 10.0  # for the driver before, which was told to stop
-_FOLLOWS_PLANS = "2.60."  # the Ray whose inner parts launch/elastic.py knows
 
 
 def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
@@ -53,15 +52,16 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     """
     check_trainable(config.model)
     check_strategy(config.train)
-    check_mode(config)
     resume = resume or begun_run(config)
     if resume is not None:
-        check_same_model(config, resume)
+        check_goes_on(config, resume)
     connect()
     check_resources(config)
     config = replace(config, track=replace(config.track, uri=absolute_uri(config.track.uri)))
     with Preparation(config) as preparation:
         data = preparation.wait()
+        if resume is not None:
+            check_same_rows(resume, data)
         run = create_run_folder(config) if resume is None else resume.absolute()
         with alone_in(run, patience_s=_LEAVING_S):
             describe_run(run, config, data)
@@ -69,10 +69,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
             if preparation.is_done:
                 end_idle_actors()
             with Watcher(run, config, mirror):
-                try:
-                    _fit(_task(config, run, data))
-                finally:
-                    raise_mistake(run)
+                _fit(_task(config, run, data))
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
 
@@ -95,7 +92,6 @@ def _fit(task: WorkerTask) -> None:
             return
         restarts = len(read_attempts(task.run)[0]) - before - fits
         QuietTorchTrainer(**_settings(task, plan.at(step).workers, max(0, scaling.max_restarts - restarts))).fit()
-        raise_mistake(task.run)
 
 
 def _follow_plan(task: WorkerTask) -> None:
@@ -110,14 +106,6 @@ def _follow_plan(task: WorkerTask) -> None:
         autoscaling=is_autoscaler_v2(fetch_from_server=True),
         **_settings(task, (sizes[0], scaling.most_workers), scaling.max_restarts),
     ).fit()
-
-
-def check_mode(config: ExperimentConfig) -> None:
-    """Raises UserError where the job's scaling mode does not work with this Ray."""
-    if config.scaling.mode == "schedule" and not ray.__version__.startswith(_FOLLOWS_PLANS):
-        raise UserError(
-            f"scaling.mode: 'schedule' wants Ray {_FOLLOWS_PLANS}*, this is {ray.__version__}; want 'fit_per_segment'"
-        )
 
 
 def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: int) -> dict[str, Any]:
@@ -152,12 +140,9 @@ def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: in
 
 def _train_loop(settings: dict[str, Any]) -> None:
     task: WorkerTask = settings["task"]
-    try:
-        orders = ORDERS if task.config.scaling.mode == "schedule" else None
-        local_rank = ray.train.get_context().get_local_rank()
-        run_worker(task, local_rank=local_rank, samples=_streamed_samples(task), orders=orders)
-    except UserError as mistake:  # left for the driver; raised here, Ray would try it again
-        (task.run / _MISTAKE).write_text(str(mistake))
+    orders = ORDERS if task.config.scaling.mode == "schedule" else None
+    local_rank = ray.train.get_context().get_local_rank()
+    run_worker(task, local_rank=local_rank, samples=_streamed_samples(task), orders=orders)
 
 
 def _streamed_samples(task: WorkerTask) -> StreamedSamples | None:
@@ -167,28 +152,6 @@ def _streamed_samples(task: WorkerTask) -> StreamedSamples | None:
     stream = ray.train.get_dataset_shard(STREAM)
     assert stream is not None
     return StreamedSamples(stream, micro_batch=task.config.train.micro_batch)
-
-
-def raise_mistake(run: Path) -> None:
-    """Raises the UserError that a worker met, if one did."""
-    mistake = run / _MISTAKE
-    if mistake.exists():
-        text = mistake.read_text()
-        mistake.unlink()
-        raise UserError(text)
-
-
-def check_same_model(config: ExperimentConfig, run: Path) -> None:
-    """Raises UserError unless the checkpoints of `run` hold this job's model."""
-    open_run_folder(run)
-    for checkpoint in committed(run / CHECKPOINTS)[-1:]:
-        saved, wanted = read_meta(checkpoint)["model"], asdict(config.model)
-        for key in wanted:
-            if key != "preset" and saved.get(key) != wanted[key]:
-                raise UserError(
-                    f"{checkpoint}: a checkpoint of another model: model.{key} is {saved.get(key)} there"
-                    f" and {wanted[key]} in this job"
-                )
 
 
 def check_resources(config: ExperimentConfig) -> None:
