@@ -1,11 +1,13 @@
 """Runs of which the ledger alone is real."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from tiny import experiment
 from tokendrop.config.experiment import ExperimentConfig
@@ -13,7 +15,7 @@ from tokendrop.config.load import dump_job
 from tokendrop.data.order import SampleOrder
 from tokendrop.data.rows import sample_order
 from tokendrop.data.shards import FORMAT, Header, Place, Shard, append_shard, read_manifest
-from tokendrop.track.journal import Journal
+from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, Journal
 from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
 from tokendrop.train.report import StepReport
 
@@ -129,3 +131,32 @@ def make_run(folder: Path, *, rows: tuple[int, ...] = (50,), window: int = 16, i
     (folder / JOB).write_text(dump_job(config))
     (folder / DATA).write_text(f"{data}\n")
     return Run(folder, config)
+
+
+Line = dict[str, int | list[int]]
+
+
+def with_ledger(run: Run, folder: Path, change: Callable[[list[list[Line]]], None]) -> Run:
+    """A copy of a run whose ledger's parts, lists of lines, were changed."""
+    shutil.copytree(run.folder, folder)
+    parts = sorted((folder / LEDGER).iterdir())
+    tables = [pq.read_table(part).to_pylist() for part in parts]
+    change(tables)
+    for part, lines in zip(parts, tables, strict=True):
+        pq.write_table(LEDGER_SCHEMA.empty_table().from_pylist(lines, LEDGER_SCHEMA), part)
+    return replace(run, folder=folder)
+
+
+def lists_of(tables: list[list[Line]], step: int) -> list[list[int]]:
+    """The samples of each rank in a step."""
+    return [line["sample_ids"] for lines in tables for line in lines if line["step"] == step]
+
+
+def take(tables: list[list[Line]], place: tuple[int, int]) -> tuple[list[int], int]:
+    """Where a sample is: the list and the number there."""
+    step, number = place
+    for ids in lists_of(tables, step):
+        if number < len(ids):
+            return ids, number
+        number -= len(ids)
+    raise AssertionError

@@ -13,22 +13,20 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
-from tokenizers import Tokenizer
 
-from corpora import END_OF_TEXT, byte_tokenizer, documents, json_lines, tiny_job, write_corpus
-from folders import all_tokens, bytes_of
+from corpora import byte_tokenizer, documents, json_lines, tiny_job, write_corpus
+from folders import bytes_of
+from preparing import ROW, prepared, sides
 from tokendrop.config.load import load_job
 from tokendrop.data import pipeline, stages
 from tokendrop.data.pipeline import prepare
 from tokendrop.data.records import RecordForm
-from tokendrop.data.shards import MANIFEST, REJECTED, SPLITS, TOKENIZER, read_manifest
+from tokendrop.data.shards import MANIFEST, REJECTED, SPLITS, read_manifest
 from tokendrop.data.sources import list_files
 from tokendrop.data.stages import Work
 from tokendrop.errors import UserError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-
-ROW = 33
 
 
 @pytest.fixture
@@ -37,56 +35,6 @@ def pile_head(real_data) -> list[str]:
     with pa.CompressedInputStream(str(real_data / "pile_like" / "redpajama_sample.jsonl.zst"), "zstd") as stream:
         lines = io.BufferedReader(stream)
         return [json.loads(next(lines))["text"] for _ in range(300)]
-
-
-def prepared(
-    folder: Path,
-    corpus: list[Path | str],
-    tokenizer: Path | None = None,
-    *,
-    progress=lambda documents, tokens: None,
-    **data: object,
-) -> Path:
-    folder.mkdir(exist_ok=True)
-    given = {"tokenizer": str(tokenizer)} if tokenizer else {}
-    job = tiny_job(folder, corpus, data=given | data, model={"vocab_size": 50304})
-    return prepare(load_job(job), progress=progress)
-
-
-def streams(folder: Path) -> dict[str, list[int]]:
-    """All tokens of each split, row by row."""
-    manifest = read_manifest(folder)
-    return {split: all_tokens(folder, manifest, "corpus", split) for split in SPLITS}
-
-
-def sides(folder: Path, texts: list[str], tokenizer: Path) -> list[str | None]:
-    """On which side each document is; None where it lies in the tail that makes no row.
-
-    Walks through both splits with the tokens of the documents in order, so it also proves that the rows are
-    these documents, each with the end of text after it, in order and with nothing between.
-    """
-    bpe = Tokenizer.from_file(str(tokenizer))
-    end = bpe.token_to_id(END_OF_TEXT)
-    left = streams(folder)
-    places = dict.fromkeys(left, 0)
-    found: list[str | None] = []
-    tail = 0
-    for text in texts:
-        tokens = [*bpe.encode(text, add_special_tokens=False).ids, end]
-        ahead = {split: left[split][place : place + len(tokens)] for split, place in places.items()}
-        side = next(
-            (split for split, some in ahead.items() if some and some == tokens[: len(some)]),
-            None,
-        )
-        if side is None:
-            tail += len(tokens)
-        else:
-            places[side] += len(ahead[side])
-            tail += len(tokens) - len(ahead[side])
-        found.append(side)
-    assert places == {split: len(some) for split, some in left.items()}
-    assert tail < 2 * ROW
-    return found
 
 
 @contextmanager
@@ -265,40 +213,6 @@ def test_a_mixture_keeps_its_sources_apart_and_counts_their_sets(tmp_path, real_
         shards = [shard for split in SPLITS for shard in manifest.of(source, split)]
         assert {one.set for shard in shards for one in shard.sets} == sets
     assert sum(one.tokens for one in manifest.header.sets) == manifest.header.tokens == sum(manifest.header.rows) * ROW
-
-
-def test_a_learned_vocabulary_and_its_shards_are_the_same_bytes_each_time(tmp_path):
-    corpus = write_corpus(tmp_path / "corpus.jsonl.zst", documents(200))
-    first = prepared(tmp_path / "a", [corpus], tokenizer_vocab_size=300)
-    second = prepared(tmp_path / "b", [corpus], tokenizer_vocab_size=300)
-    assert bytes_of(first) == bytes_of(second)
-    assert 257 < read_manifest(first).header.vocab_size <= 300
-    assert "validation" in sides(first, documents(200), first / TOKENIZER)
-
-
-def test_truncation_and_padding_saved_with_a_tokenizer_do_not_touch_documents(tmp_path):
-    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
-    plain, limited = byte_tokenizer(tmp_path / "plain.json"), tmp_path / "limited.json"
-    bpe = Tokenizer.from_file(str(plain))
-    bpe.enable_truncation(16)
-    bpe.enable_padding(length=4096)
-    bpe.save(str(limited))
-    expected = streams(prepared(tmp_path / "a", [corpus], plain))
-    assert streams(prepared(tmp_path / "b", [corpus], limited)) == expected
-
-
-def test_ids_with_gaps_count_up_to_the_largest(tmp_path):
-    plain = json.loads(byte_tokenizer(tmp_path / "plain.json").read_text())
-    plain["model"]["vocab"] = {letter: 3 * number for letter, number in plain["model"]["vocab"].items()}
-    for token in plain["added_tokens"]:
-        token["id"] = 70_000
-        plain["model"]["vocab"][token["content"]] = 70_000
-    (tmp_path / "gaps.json").write_text(json.dumps(plain))
-    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
-    job = tiny_job(tmp_path, [corpus], data={"tokenizer": str(tmp_path / "gaps.json")}, model={"vocab_size": 70_016})
-    folder = prepare(load_job(job))
-    assert read_manifest(folder).header.vocab_size == 70_001
-    sides(folder, documents(60), tmp_path / "gaps.json")
 
 
 def test_a_corpus_in_an_object_store_gives_the_bytes_of_the_local_one(tmp_path):

@@ -1,26 +1,19 @@
 """The audit of a run's ledger: clean whoever died when, and no fault passes."""
 
-import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import patch
 
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledgers import BATCH, SAVE_EVERY, STEPS, WORLD_SIZES, Run, make_run
-from tokendrop.cli import main
-from tokendrop.data.shards import SHARDS
-from tokendrop.errors import UserError
+from ledgers import BATCH, SAVE_EVERY, STEPS, WORLD_SIZES, Line, Run, lists_of, make_run, take, with_ledger
 from tokendrop.track import audit as audit_module
 from tokendrop.track.audit import Audit, Fault, Stretch, audit
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, read_ledger
-from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
 
 # an attempt: world size, its last step, ranks that had written their part of the last commit by then, and whether
 # that commit's checkpoint was committed
@@ -65,55 +58,11 @@ def test_a_ledger_is_clean_whoever_died_when_at_whatever_world_sizes(
     assert found.world_sizes == tuple(stretches(read_ledger(run.folder)))
 
 
-@pytest.fixture(scope="module")
-def resized(tmp_path_factory) -> Run:
-    """Three attempts: 4 workers, then 1, then 2; its ledger is sound."""
-    run = make_run(tmp_path_factory.mktemp("resized") / "run", rows=(7, 30))
-    run.attempt(4, start=0, end=4)
-    run.attempt(1, start=3, end=8)
-    run.attempt(2, start=6)
-    assert audit(run.folder).world_sizes == (
-        Stretch(from_step=1, to_step=3, world_size=4),
-        Stretch(from_step=4, to_step=6, world_size=1),
-        Stretch(from_step=7, to_step=12, world_size=2),
-    )
-    return run
-
-
-Line = dict[str, int | list[int]]
-
-
-def with_ledger(run: Run, folder: Path, change: Callable[[list[list[Line]]], None]) -> Run:
-    """A copy of a run whose ledger's parts, lists of lines, were changed."""
-    shutil.copytree(run.folder, folder)
-    parts = sorted((folder / LEDGER).iterdir())
-    tables = [pq.read_table(part).to_pylist() for part in parts]
-    change(tables)
-    for part, lines in zip(parts, tables, strict=True):
-        pq.write_table(LEDGER_SCHEMA.empty_table().from_pylist(lines, LEDGER_SCHEMA), part)
-    return replace(run, folder=folder)
-
-
 def where(audit: Audit) -> set[tuple[int, int, str]]:
     return {(fault.step, fault.sample_id, fault.what) for fault in audit.where}
 
 
 places = st.tuples(st.integers(1, STEPS), st.integers(0, BATCH - 1))
-
-
-def lists_of(tables: list[list[Line]], step: int) -> list[list[int]]:
-    """The samples of each rank in a step."""
-    return [line["sample_ids"] for lines in tables for line in lines if line["step"] == step]
-
-
-def take(tables: list[list[Line]], place: tuple[int, int]) -> tuple[list[int], int]:
-    """Where a sample is: the list and the number there."""
-    step, number = place
-    for ids in lists_of(tables, step):
-        if number < len(ids):
-            return ids, number
-        number -= len(ids)
-    raise AssertionError
 
 
 @given(places, st.sampled_from(["removed", "repeated", "changed"]), blocks)
@@ -265,62 +214,3 @@ def test_of_a_run_at_work_the_committed_steps_are_looked_at(tmp_path):
     assert (found.steps, found.samples) == (6, 6 * BATCH)
     run.checkpoint(9)  # that no rank 3 ever wrote for
     assert (audit(tmp_path).missing, audit(tmp_path).repeated) == (3 * BATCH // 4, 0)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda run: (run / JOB).unlink(), "not a run folder"),
-        (lambda run: shutil.rmtree(run / CHECKPOINTS), "want a run folder with a committed checkpoint"),
-        (lambda run: shutil.rmtree(run / "data"), "its order of samples can't be known without manifest.json"),
-        (lambda run: (run / "data" / SHARDS).write_text("{\n"), "damaged"),
-        (lambda run: sorted((run / LEDGER).iterdir())[3].write_bytes(b"PAR1"), "this part of the ledger is damaged"),
-        (lambda run: (run / LEDGER / "more.parquet").write_bytes(b""), "not a part of a ledger"),
-    ],
-    ids=["no job", "no checkpoint", "no shards", "manifest", "part", "name"],
-)
-def test_what_can_not_be_audited_is_named_in_one_sentence(tmp_path, resized, capsys, spoil, message):
-    run = with_ledger(resized, tmp_path / "run", lambda tables: None)
-    (run.folder / DATA).write_text(str(run.folder / "data"))
-    spoil(run.folder)
-    with pytest.raises(UserError, match=message):
-        audit(run.folder)
-    with pytest.raises(SystemExit) as ended:
-        main(["data", "audit", str(run.folder)])
-    assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.splitlines()) == 1
-
-
-def test_shards_that_are_being_made_anew_are_named_where_they_do_not_reach(tmp_path):
-    run = make_run(tmp_path, rows=(40,), window=32)
-    run.attempt(1, start=0)
-    tree = json.loads((tmp_path / "data" / "manifest.json").read_text())
-    (tmp_path / "data" / "manifest.json").write_text(json.dumps({**tree, "is_complete": False, "rows": []}))
-    with pytest.raises(UserError, match="is not prepared as far as step 6"):
-        audit(tmp_path)
-
-
-def test_the_command_reports_and_its_exit_code_tells(tmp_path, resized, capsys):
-    main(["data", "audit", str(resized.folder)])
-    assert "4-6             1\n" in (said := capsys.readouterr().out)
-    assert said.endswith("Exact: steps 1 to 12 have each of their 96 samples once.\n")
-    main(["data", "audit", str(resized.folder), "--json"])
-    clean = json.loads(capsys.readouterr().out)
-    assert {key: clean[key] for key in ("samples", "missing", "repeated")} == {
-        "samples": 96,
-        "missing": 0,
-        "repeated": 0,
-    }
-
-    run = with_ledger(resized, tmp_path / "run", lambda tables: take(tables, (5, 0))[0].pop(0))
-    with pytest.raises(SystemExit) as ended:
-        main(["data", "audit", str(run.folder)])
-    assert ended.value.code == 1
-    sample = resized.ids_of(5)[0]
-    assert f"Not exact: 1 missing, 0 repeated, in step 5: step 5 lacks sample {sample}." in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["data", "audit", str(run.folder), "--json"])
-    faulty = json.loads(capsys.readouterr().out)
-    assert faulty["where"] == [{"step": 5, "sample_id": sample, "what": "missing"}]

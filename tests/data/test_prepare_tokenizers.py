@@ -1,0 +1,49 @@
+"""Tokenizers, learned from a corpus or given: what they do to a corpus, and what they may not."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer
+
+from corpora import byte_tokenizer, documents, tiny_job, write_corpus
+from folders import bytes_of
+from preparing import prepared, sides, streams
+from tokendrop.config.load import load_job
+from tokendrop.data.pipeline import prepare
+from tokendrop.data.shards import TOKENIZER, read_manifest
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+
+def test_a_learned_vocabulary_and_its_shards_are_the_same_bytes_each_time(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl.zst", documents(200))
+    first = prepared(tmp_path / "a", [corpus], tokenizer_vocab_size=300)
+    second = prepared(tmp_path / "b", [corpus], tokenizer_vocab_size=300)
+    assert bytes_of(first) == bytes_of(second)
+    assert 257 < read_manifest(first).header.vocab_size <= 300
+    assert "validation" in sides(first, documents(200), first / TOKENIZER)
+
+
+def test_truncation_and_padding_saved_with_a_tokenizer_do_not_touch_documents(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
+    plain, limited = byte_tokenizer(tmp_path / "plain.json"), tmp_path / "limited.json"
+    bpe = Tokenizer.from_file(str(plain))
+    bpe.enable_truncation(16)
+    bpe.enable_padding(length=4096)
+    bpe.save(str(limited))
+    expected = streams(prepared(tmp_path / "a", [corpus], plain))
+    assert streams(prepared(tmp_path / "b", [corpus], limited)) == expected
+
+
+def test_ids_with_gaps_count_up_to_the_largest(tmp_path):
+    plain = json.loads(byte_tokenizer(tmp_path / "plain.json").read_text())
+    plain["model"]["vocab"] = {letter: 3 * number for letter, number in plain["model"]["vocab"].items()}
+    for token in plain["added_tokens"]:
+        token["id"] = 70_000
+        plain["model"]["vocab"][token["content"]] = 70_000
+    (tmp_path / "gaps.json").write_text(json.dumps(plain))
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
+    job = tiny_job(tmp_path, [corpus], data={"tokenizer": str(tmp_path / "gaps.json")}, model={"vocab_size": 70_016})
+    folder = prepare(load_job(job))
+    assert read_manifest(folder).header.vocab_size == 70_001
+    sides(folder, documents(60), tmp_path / "gaps.json")

@@ -1,0 +1,73 @@
+"""`tokendrop data audit`: what it reports, and what it can't audit."""
+
+import json
+import shutil
+
+import pytest
+
+from ledgers import make_run, take, with_ledger
+from tokendrop.cli import main
+from tokendrop.data.shards import SHARDS
+from tokendrop.errors import UserError
+from tokendrop.track.audit import audit
+from tokendrop.track.journal import LEDGER
+from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda run: (run / JOB).unlink(), "not a run folder"),
+        (lambda run: shutil.rmtree(run / CHECKPOINTS), "want a run folder with a committed checkpoint"),
+        (lambda run: shutil.rmtree(run / "data"), "its order of samples can't be known without manifest.json"),
+        (lambda run: (run / "data" / SHARDS).write_text("{\n"), "damaged"),
+        (lambda run: sorted((run / LEDGER).iterdir())[3].write_bytes(b"PAR1"), "this part of the ledger is damaged"),
+        (lambda run: (run / LEDGER / "more.parquet").write_bytes(b""), "not a part of a ledger"),
+    ],
+    ids=["no job", "no checkpoint", "no shards", "manifest", "part", "name"],
+)
+def test_what_can_not_be_audited_is_named_in_one_sentence(tmp_path, resized, capsys, spoil, message):
+    run = with_ledger(resized, tmp_path / "run", lambda tables: None)
+    (run.folder / DATA).write_text(str(run.folder / "data"))
+    spoil(run.folder)
+    with pytest.raises(UserError, match=message):
+        audit(run.folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "audit", str(run.folder)])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+
+
+def test_shards_that_are_being_made_anew_are_named_where_they_do_not_reach(tmp_path):
+    run = make_run(tmp_path, rows=(40,), window=32)
+    run.attempt(1, start=0)
+    tree = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps({**tree, "is_complete": False, "rows": []}))
+    with pytest.raises(UserError, match="is not prepared as far as step 6"):
+        audit(tmp_path)
+
+
+def test_the_command_reports_and_its_exit_code_tells(tmp_path, resized, capsys):
+    main(["data", "audit", str(resized.folder)])
+    assert "4-6             1\n" in (said := capsys.readouterr().out)
+    assert said.endswith("Exact: steps 1 to 12 have each of their 96 samples once.\n")
+    main(["data", "audit", str(resized.folder), "--json"])
+    clean = json.loads(capsys.readouterr().out)
+    assert {key: clean[key] for key in ("samples", "missing", "repeated")} == {
+        "samples": 96,
+        "missing": 0,
+        "repeated": 0,
+    }
+
+    run = with_ledger(resized, tmp_path / "run", lambda tables: take(tables, (5, 0))[0].pop(0))
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "audit", str(run.folder)])
+    assert ended.value.code == 1
+    sample = resized.ids_of(5)[0]
+    assert f"Not exact: 1 missing, 0 repeated, in step 5: step 5 lacks sample {sample}." in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["data", "audit", str(run.folder), "--json"])
+    faulty = json.loads(capsys.readouterr().out)
+    assert faulty["where"] == [{"step": 5, "sample_id": sample, "what": "missing"}]
