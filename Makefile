@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui test test-with-ray test-without-ray chaos lint types clean
+.PHONY: install quickstart ui test test-with-ray test-kills test-without-ray chaos lint types clean
 
 install: .venv/installed
 
@@ -17,14 +17,17 @@ quickstart: install
 ui: install
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --workers 1
 
-# both halves at once; tests that start Ray wait a lot, and the others leave the cores to them; each is shown at its end;
+# in two lanes: tests that start Ray wait a lot, and those that don't leave the cores to them; each is shown at its end;
 # then those that hold a run to seconds, with the machine to themselves
 test: install
-	$(MAKE) --jobs 2 --keep-going --output-sync test-with-ray test-without-ray
+	$(MAKE) --jobs 2 --keep-going --output-sync test-with-ray test-kills
 	$(BIN)/pytest -m alone
 
 test-with-ray:
-	$(BIN)/pytest -m 'ray and not alone'
+	$(BIN)/pytest -m 'ray and not alone' --ignore tests/chaos
+
+test-kills: test-without-ray
+	$(BIN)/pytest tests/chaos
 
 test-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray'
