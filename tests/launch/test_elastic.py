@@ -13,7 +13,7 @@ import pytest
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.errors import UserError
 from tokendrop.launch.elastic import PlanController, PlanPolicy, PlanTrainer
-from tokendrop.launch.quiet import AlonePolicy, QuietController, QuietTorchTrainer, QuietWorkerGroup
+from tokendrop.launch.quiet import AlonePolicy, MistakesEndRuns, QuietController, QuietTorchTrainer, QuietWorkerGroup
 from tokendrop.launch.standby import PlanWorkerGroup
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
@@ -109,6 +109,8 @@ OVERRIDDEN = [
     (QuietTorchTrainer, "_initialize_and_run_controller", "(self, **controller_init_kwargs)"),
     (QuietController, "_start", "(self)"),
     (QuietController, "worker_group_cls", None),
+    (MistakesEndRuns, "make_decision", "(self, training_failed_error)"),
+    (QuietWorkerGroup, "_start", "(self)"),
     (QuietWorkerGroup, "_start_impl", "(self, worker_group_state_builder)"),
     (QuietWorkerGroup, "_get_worker_runtime_env", "(custom_runtime_env)"),
     (QuietWorkerGroup, "_init_train_context_on_workers", "(self, workers, sync_actor, train_context_args)"),
