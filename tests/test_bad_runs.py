@@ -73,6 +73,11 @@ def test_a_folder_that_is_no_run_can_not_be_resumed(tmp_path, job, complaint, wi
     assert left_behind(tmp_path) == []
 
 
+def test_another_ray_is_named_before_it_is_used(job, complaint, monkeypatch):
+    monkeypatch.setattr("ray.__version__", "2.61.0")
+    assert complaint("train", job).startswith("Ray 2.61.0 is installed; want 2.60.*")
+
+
 def test_a_folder_for_runs_that_can_not_be_made_is_named(tmp_path, job):
     (tmp_path / "file").touch()
     for run in ([], ["run=mine"]):

@@ -98,8 +98,8 @@ def test_a_run_that_waits_for_nodes_leaves_the_cores_alone_and_ends_at_once(
         after = driver.cpu_times()
         used = after.user + after.system - before.user - before.system
         assert used / (time.monotonic() - at) < 0.2
-        command.send_signal(signal.SIGINT)
         assert asked_for() - before_it
+        command.send_signal(signal.SIGINT)
         assert command.wait(ENDS_WITHIN_S) == 130
         assert "Traceback" not in command.said()
     assert asked_for() <= before_it  # or nodes would come, and stay for minutes
