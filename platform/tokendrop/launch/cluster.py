@@ -81,7 +81,7 @@ def _knock(address: str) -> None:
     """Raises OSError where nobody is at HOST:PORT; Ray would try for minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
 def _heed_sigterm() -> None:
