@@ -27,7 +27,7 @@ from tokendrop.render import (
     say,
 )
 
-RAY = "2.60."
+_RAY = "2.60."  # whose inner parts tokendrop.launch knows
 
 
 def plan(options: argparse.Namespace) -> None:
@@ -234,8 +234,8 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
     from ray.exceptions import RayError
     from ray.train import TrainingFailedError
 
-    if not ray.__version__.startswith(RAY):
-        raise UserError(f"Ray {ray.__version__} is installed; want {RAY}*, whose inner parts tokendrop.launch knows")
+    if not ray.__version__.startswith(_RAY):
+        raise UserError(f"Ray {ray.__version__} is installed; want {_RAY}*, whose inner parts tokendrop.launch knows")
     from tokendrop.launch.cluster import in_job_copy
     from tokendrop.launch.trainer import run_training
 
@@ -255,8 +255,12 @@ def where_to_look(results: Sequence[dict[str, Any]], config: ExperimentConfig) -
     """Where to look at what was made."""
     lines = ["", *(f"run folder  {result['run']}" for result in results)]
     if config.track.uri and config.track.uri.startswith("sqlite:"):
+        from tokendrop.launch.cluster import in_job_copy
+        from tokendrop.track.mlflow import absolute_uri
+
+        uri = absolute_uri(config.track.uri) if in_job_copy(Path.cwd()) else config.track.uri
         mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
-        lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
+        lines.append(f"curves      {mlflow} ui --backend-store-uri {uri}   then http://127.0.0.1:5000")
     elif config.track.uri:
         lines.append(f"curves      {config.track.uri}, experiment {config.track.experiment}")
     return "\n".join(lines)

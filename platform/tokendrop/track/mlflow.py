@@ -127,14 +127,14 @@ class MlflowMirror:
         return (Path(path).absolute().parent / "mlruns" / _FORBIDDEN.sub("-", self.config.track.experiment)).as_uri()
 
     def _describe(self, client: Any) -> None:
-        """Send the job's settings and the files that describe the run; sent twice, they are the same."""
+        """Send the files that describe the run, then the job's settings, which MLflow takes once and for all."""
         from mlflow.entities import Param
 
+        for file in (JOB, PLAN, ENVIRONMENT):
+            client.log_artifact(self.run_id, str(self.folder / file))
         params = [Param(key, value) for key, value in flat(asdict(self.config)).items()]
         for first in range(0, len(params), _PARAMS):
             client.log_batch(self.run_id, params=params[first : first + _PARAMS])
-        for file in (JOB, PLAN, ENVIRONMENT):
-            client.log_artifact(self.run_id, str(self.folder / file))
 
     def _remember(self, **changes: Any) -> None:
         self.state |= changes
