@@ -200,13 +200,16 @@ def test_a_server_that_hangs_keeps_a_run_neither_from_starting_nor_from_being_st
         for one in processes:
             one.suspend()
 
+    watcher = Watcher(folder, config, mirror)
+
     def stopped(processes: list[psutil.Process]) -> None:
-        with Watcher(folder, config, mirror):
+        with watcher:
             suspend(processes)
             raise KeyboardInterrupt
 
     with server(tmp_path, port) as process:
-        mirror.sync("RUNNING")
+        if not hangs_first:
+            mirror.sync("RUNNING")
         hung = [process, *process.children(recursive=True)]
         if hangs_first:
             suspend(hung)
@@ -217,6 +220,7 @@ def test_a_server_that_hangs_keeps_a_run_neither_from_starting_nor_from_being_st
         for one in hung:
             one.resume()
         assert took_s < 5
+        watcher._mirroring.join()
         late = MlflowMirror(folder, config)
         late.sync("KILLED")
         assert late.run_id is not None
