@@ -27,14 +27,14 @@ class Command:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; exit code 0 (done), 1 (the run failed), 2 (what the user wrote is wrong), 130 (interrupted)."""
+    """Run one command; exit code 0 (done), 1 (run failed, data damaged), 2 (user's mistake), 130 (interrupted)."""
     options = parse(arguments)
     try:
         options.run(options)
         sys.stdout.flush()
     except UserError as error:
         print(f"tokendrop: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except BrokenPipeError:  # whoever read the output, `| head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
