@@ -32,9 +32,9 @@ test-kills: test-without-ray
 test-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray'
 
-# the tests that kill processes, many times, and those of autoscaling; half an hour and more
+# the tests that kill processes, many times, and those of nodes that come and go; half an hour and more
 chaos: install
-	TOKENDROP_KILLS=50 $(BIN)/pytest tests/chaos tests/launch/test_autoscaling.py
+	TOKENDROP_KILLS=50 $(BIN)/pytest tests/chaos tests/launch/test_autoscaling.py tests/launch/test_joining.py
 
 lint: install
 	$(BIN)/ruff check

@@ -32,6 +32,7 @@ from tokendrop.launch.local_head import (
     free_port,
     start_head,
 )
+from tokendrop.launch.local_nodes import node_address
 
 _PORT, _DASHBOARD_PORT = 6399, 8265  # where these are free; `submit` tries that dashboard when it is given none
 _START_TIMEOUT_S, _STOP_TIMEOUT_S, _POLL_S = 90.0, 5.0, 0.2
@@ -97,15 +98,12 @@ def _new_cluster(size: ClusterSize, folder: Path, port: int | None) -> LocalClus
     if port is not None and not (0 < port < 65536 and free_port(port) == port):
         raise UserError(f"--port {port}: want a port that is free")
     home = folder / "ray"
-    access = {"RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token")}
-    if access["RAY_AUTH_MODE"] == "token":  # Ray listens to the whole network, whatever address it is given
-        access["RAY_AUTH_TOKEN_PATH"] = str(home / "token")
     return LocalCluster(
         mark=secrets.token_hex(8),
-        address=f"{HOST}:{port or free_port(_PORT)}",
+        address=f"{node_address(0)}:{port or free_port(_PORT)}",
         dashboard=f"http://{HOST}:{free_port(_DASHBOARD_PORT)}",
         folder=str(home),
-        access=access,
+        access={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(home / "token")},
         size=size,
     )
 

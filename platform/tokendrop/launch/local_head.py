@@ -1,7 +1,6 @@
-"""The head of a local cluster: Ray's command line, its autoscaler with fake nodes, and what that knows.
+"""The head of a local cluster: Ray's command line, its autoscaler, and what that knows.
 
-A fake node is a raylet with the CPUs and GPUs that it is told to have. Ray's own AutoscalingCluster does the same,
-but reads a file that its wheel lacks, and stops every Ray of the machine.
+Its nodes are those of `local_nodes`: each has the CPUs and GPUs that it is told to have.
 """
 
 import json
@@ -19,12 +18,12 @@ from ray.autoscaler.v2.schema import NodeInfo
 from ray.autoscaler.v2.sdk import get_cluster_status
 
 from tokendrop.errors import UserError
+from tokendrop.launch.local_nodes import HEAD, HEAD_TYPE, LocalNodes, node_address
 
 HOST = "127.0.0.1"
 MARK = "TOKENDROP_CLUSTER"
 
 _OBJECT_STORE_BYTES = 400 * 2**20  # of each node, as in a cluster that serves one process
-_HEAD_ID, _HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"  # what FakeMultiNodeProvider calls it
 _SHOWN = ("CPU", "GPU")
 
 
@@ -87,16 +86,17 @@ class LocalCluster:
 
 
 def start_head(cluster: LocalCluster) -> subprocess.Popen[bytes]:
-    """Start `ray start --head --block` in the background; its fake nodes follow by themselves."""
+    """Start `ray start --head --block` in the background; its nodes follow by themselves."""
     folder = Path(cluster.folder)
     folder.mkdir()
     if token := cluster.access.get("RAY_AUTH_TOKEN_PATH"):
+        Path(token).touch(mode=0o600)
         Path(token).write_text(secrets.token_hex(32))
     autoscaling = folder / "autoscaling.json"
     autoscaling.write_text(json.dumps(_autoscaling(cluster)))
     options = {
         "port": cluster.address.rpartition(":")[2],
-        "node-ip-address": HOST,
+        "node-ip-address": node_address(0),
         "dashboard-host": HOST,
         "dashboard-port": cluster.dashboard.rpartition(":")[2],
         "dashboard-agent-listen-port": free_port(),
@@ -123,24 +123,22 @@ def start_head(cluster: LocalCluster) -> subprocess.Popen[bytes]:
 
 
 def _environment(cluster: LocalCluster) -> dict[str, str]:
-    # addresses of another cluster, and a list of real GPUs, to which Ray would hold the fake ones
+    # addresses of another cluster, and a list of real GPUs, to which Ray would hold the pretended ones
     left_out = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "CUDA_VISIBLE_DEVICES")
     return {name: value for name, value in os.environ.items() if name not in left_out} | {
         **cluster.access,
         MARK: cluster.mark,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # jobs say `python`
-        "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
-        "RAY_FAKE_CLUSTER": "1",
+        "RAY_CLOUD_INSTANCE_ID": HEAD,
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_autoscaler_v2": "1",
     }
 
 
 def _autoscaling(cluster: LocalCluster) -> dict[str, Any]:
-    """The autoscaler's configuration: as `ray up` has it, with processes for machines."""
+    """The autoscaler's configuration: as `ray up` has it, with processes instead of machines."""
     size = cluster.size
     resources = {"CPU": size.cpus_per_node, "GPU": size.gpus_per_node, "object_store_memory": _OBJECT_STORE_BYTES}
     lists = (
@@ -155,18 +153,16 @@ def _autoscaling(cluster: LocalCluster) -> dict[str, Any]:
         "idle_timeout_minutes": size.idle_timeout_s / 60,
         "provider": {
             "type": "external",
-            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "module": f"{LocalNodes.__module__}.{LocalNodes.__name__}",
             "gcs_address": cluster.address,
-            "head_node_id": _HEAD_ID,
-            "launch_multiple": True,
-            # the nodes share one address; without the other two the autoscaler would install Ray on them by ssh
-            "use_node_id_as_ip": True,
+            "folder": f"{cluster.folder}/nodes",
+            # without these the autoscaler would install Ray on the nodes by ssh
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
         },
-        "head_node_type": _HEAD_TYPE,
+        "head_node_type": HEAD_TYPE,
         "available_node_types": {
-            _HEAD_TYPE: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            HEAD_TYPE: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
             "node": {
                 "resources": {name: amount for name, amount in resources.items() if amount},
                 "node_config": {},
@@ -221,7 +217,7 @@ def _node(node: NodeInfo, state: str) -> dict[str, Any]:
     total, used = node.total_resources(), node.used_resources()
     return {
         "id": node.node_id,
-        "role": "head" if node.instance_id == _HEAD_ID else "worker",
+        "role": "head" if node.instance_id == HEAD else "worker",
         "state": state,
         "resources": {name: total[name] for name in _SHOWN if name in total},
         "used": {name: used[name] for name in _SHOWN if name in used},
