@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tokendrop.launch.loopback import keep_on_loopback
+
+keep_on_loopback()
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.load_profile("default")
 

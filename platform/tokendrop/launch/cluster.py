@@ -11,21 +11,10 @@ import ray
 from ray.exceptions import RayError
 
 from tokendrop.errors import UserError, first_line
+from tokendrop.launch.local_ray import start_local_ray
 
 _SOURCE_ROOT = Path(__file__).parents[2]
 _KNOCK_S = 10.0  # for a head to answer
-
-# A cluster that serves this process alone: nobody else reaches it, and nobody reads the statistics that its ten
-# processes would gather, nor the log lines that its log monitor would look for, on the cores that train.
-_ALONE = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
-    "LOG_NAME_UPDATE_INTERVAL_S": "1e9",
-}
-
 
 _alone = False
 
@@ -70,9 +59,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         _heed_sigterm()
         return
     os.environ["PYTHONPATH"] = path
-    for name, value in _ALONE.items():
-        os.environ.setdefault(name, value)
-    ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=400 * 2**20, **quiet)
+    start_local_ray(cpus, **quiet)
     _heed_sigterm()
     _alone = True
 
