@@ -105,5 +105,7 @@ def test_a_cluster_that_is_not_there_is_named_by_its_address(tmp_path, job, comm
         check=False,
     )
     assert ended.returncode == 2, ended.stderr
-    assert re.fullmatch(rf"tokendrop: RAY_ADDRESS: no Ray cluster lets .* at 127\.0\.0\.1:{port} .*\n", ended.stderr)
+    connect, said = ended.stderr.splitlines()
+    assert connect == f"connect  to the Ray cluster at 127.0.0.1:{port}"
+    assert re.fullmatch(rf"tokendrop: RAY_ADDRESS: no Ray cluster lets .* at 127\.0\.0\.1:{port} .*", said)
     assert left_behind(tmp_path) == []

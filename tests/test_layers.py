@@ -59,6 +59,7 @@ FOREIGN = {
     "bench/preparation.py": {"pyarrow"},
     "bench/reading.py": {"pyarrow"},
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},
+    "launch/head.py": {"grpc"},
     "launch/cleanup.py": {"psutil"},
     "launch/local_cluster.py": {"psutil"},
     "launch/local_nodes.py": {"psutil"},

@@ -62,12 +62,14 @@ def prepare(options: argparse.Namespace) -> None:
     from tokendrop.data.pipeline import prepare
     from tokendrop.data.shards import SPLITS, read_manifest
     from tokendrop.launch.cluster import connect
+    from tokendrop.launch.head_watch import HeadWatch
+    from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.watch import prepare_line
 
     config = load_job(options.job, options.overrides)
     connect()
     try:
-        with prepare_line() as progress:
+        with stopping_in_time(), HeadWatch(), prepare_line() as progress:
             folder = prepare(config, progress=progress)
     except (RayError, OSError) as error:
         say(f"{error}\ntokendrop: the preparation failed; what is committed stays for the next attempt")
@@ -237,12 +239,14 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
     if not ray.__version__.startswith(_RAY):
         raise UserError(f"Ray {ray.__version__} is installed; want {_RAY}*, whose inner parts tokendrop.launch knows")
     from tokendrop.launch.cluster import in_job_copy
+    from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.trainer import run_training
 
     if in_job_copy(config.runs_folder):
         say("note     the run lies in this job's temporary folder; to keep it, give runs_folder=/some/path")
     try:
-        return run_training(config, resume=resume)
+        with stopping_in_time():
+            return run_training(config, resume=resume)
     except KeyboardInterrupt:
         ray.shutdown()  # at the exit it would wait half a second more, for logs that are not shown
         raise

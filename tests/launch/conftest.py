@@ -57,3 +57,19 @@ def cluster(tokendrop: Callable[..., subprocess.CompletedProcess[str]]) -> Itera
         yield json.loads(started.stdout) | {"idle_timeout_s": IDLE_TIMEOUT_S}
     finally:
         tokendrop("down")
+
+
+@pytest.fixture
+def full_cluster(ray_cluster: None) -> Iterator[dict[str, str]]:
+    """The environment of a process on a cluster whose cores another run has."""
+    import ray
+
+    @ray.remote(num_cpus=4)
+    class Other:
+        def is_there(self) -> bool:
+            return True
+
+    other = Other.remote()
+    ray.get(other.is_there.remote())  # pyright: ignore[reportAttributeAccessIssue]
+    yield {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    ray.kill(other)

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -63,23 +62,8 @@ def test_a_run_whose_ray_just_starts_ends_at_once(job: Path) -> None:
         started = psutil.Process(command.pid).children(recursive=True)
         command.send_signal(signal.SIGINT)
         assert command.wait(ENDS_WITHIN_S) == 130, command.said()
-        assert command.said() == "tokendrop: stopped\n"
+        assert command.said() == "connect  starting Ray on this machine\ntokendrop: stopped\n"
         assert psutil.wait_procs(started, timeout=ENDS_WITHIN_S)[1] == []
-
-
-@pytest.fixture
-def full_cluster(ray_cluster: None) -> Iterator[dict[str, str]]:
-    """The environment of a process on a cluster whose cores another run has."""
-
-    @ray.remote(num_cpus=4)
-    class Other:
-        def is_there(self) -> bool:
-            return True
-
-    other = Other.remote()
-    ray.get(other.is_there.remote())  # pyright: ignore[reportAttributeAccessIssue]
-    yield {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    ray.kill(other)
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -32,8 +32,8 @@ class Worker:
 
 workers = [Worker.remote() for _ in range(2)]
 from tokendrop.config.load import load_job
-from tokendrop.launch.trainer import check_resources
-check_resources(load_job("jobs/pretrain/quickstart.yaml", ["train.micro_batch=1", "scaling.workers=8"]))
+from tokendrop.launch.room import check_room
+check_room(load_job("jobs/pretrain/quickstart.yaml", ["train.micro_batch=1", "scaling.workers=8"]))
 print(*ray.get([worker.node.remote() for worker in workers]), flush=True)
 sys.stdin.read()
 """

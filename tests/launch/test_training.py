@@ -66,7 +66,7 @@ def test_world_size_does_not_show_in_samples_or_losses(job: Path, alone: Path) -
 
 
 def test_rows_streamed_by_ray_data_are_the_rows_mapped_from_shards(job: Path, alone: Path) -> None:
-    streamed = trained(job, "data.reader=ray_data", "scaling.workers=2")
+    streamed = trained(job, "data.reader=ray_data", "scaling.workers=4")  # which hold all cores of the cluster
     np.testing.assert_allclose(losses(streamed), losses(alone), rtol=FLOAT64)
     assert_ledger_is_exact(streamed)
 

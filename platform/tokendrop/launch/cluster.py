@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import ray
 from ray.exceptions import RayError
 
 from tokendrop.errors import UserError, first_line
+from tokendrop.launch.head import check_answers
 from tokendrop.launch.local_ray import start_local_ray
+from tokendrop.render import say
 
 _SOURCE_ROOT = Path(__file__).parents[2]
-_KNOCK_S = 10.0  # for a head to answer
 
 _alone = False
 
@@ -49,7 +49,8 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         # a submitted job may set PYTHONPATH too; the one here goes on from it
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         try:
-            _knock(address)
+            say(f"connect  to the Ray cluster at {address}")
+            check_answers(address)
             ray.init(address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **quiet)
         except (OSError, RayError, ValueError) as error:
             raise UserError(
@@ -59,16 +60,10 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         _heed_sigterm()
         return
     os.environ["PYTHONPATH"] = path
+    say("connect  starting Ray on this machine")
     start_local_ray(cpus, **quiet)
     _heed_sigterm()
     _alone = True
-
-
-def _knock(address: str) -> None:
-    """Raises OSError where nobody is at HOST:PORT; Ray would try for minutes."""
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
 def _heed_sigterm() -> None:

@@ -21,7 +21,7 @@ from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.committed import committed_step
 
 STREAM = "rows"
-_ROWS_PER_BLOCK = 512
+_ROWS_PER_BLOCK, _MOST_TASKS = 512, 256
 
 
 class RowStreams(ray.train.DataConfig):
@@ -46,13 +46,21 @@ class RowStreams(ray.train.DataConfig):
         per_step = split.accumulation * split.micro_batch
         count = (config.steps - start) * per_step
         fetch: Any = partial(
-            _fetch, folder=self.task.data, data=config.data, seed=config.seed, split=split, rank=rank, start=start
+            _fetch,
+            folder=self.task.data,
+            data=config.data,
+            seed=config.seed,
+            split=split,
+            rank=rank,
+            start=start,
+            count=count,
         )
-        # on the driver's node, which has the shards; no cores of its own: the workers may have booked them all, and
-        # reading mapped memory takes little of one
+        # On the driver's node, which has the shards; no cores of its own: the workers may have booked them all, and
+        # reading mapped memory takes little of one. For that reason not `ray.data.range`, whose tasks want cores.
         here = NodeAffinitySchedulingStrategy(self.node, soft=False)
-        stream = ray.data.range(count, override_num_blocks=-(-count // _ROWS_PER_BLOCK)).map_batches(
-            fetch, num_cpus=0, scheduling_strategy=here
+        blocks = [*range(-(-count // _ROWS_PER_BLOCK))]
+        stream = ray.data.from_items(blocks, override_num_blocks=min(len(blocks), _MOST_TASKS)).map_batches(
+            fetch, batch_size=1, num_cpus=0, scheduling_strategy=here
         )
         stream.context.execution_options.preserve_order = True
         stream.context.enable_progress_bars = False
@@ -82,9 +90,11 @@ def _fetch(
     split: BatchSplit,
     rank: int,
     start: int,
+    count: int,
 ) -> dict[str, NDArray[Any]]:
-    """The samples at some places of a rank's stream."""
-    micro_batches, place = np.divmod(batch["id"], split.micro_batch)
+    """The samples of one block of a rank's stream, which has `count` samples."""
+    first = int(batch["item"][0]) * _ROWS_PER_BLOCK
+    micro_batches, place = np.divmod(np.arange(first, min(first + _ROWS_PER_BLOCK, count)), split.micro_batch)
     steps, turn = np.divmod(micro_batches, split.accumulation)
     number = rank + turn * split.world_size
     positions = (start + steps) * split.global_batch + number * split.micro_batch + place

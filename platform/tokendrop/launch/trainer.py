@@ -1,6 +1,7 @@
 """A run on Ray Train, from its configuration to its summary."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -9,22 +10,27 @@ from typing import Any
 import ray.data
 import ray.train
 from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.exceptions import RayActorError
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.run import ScalingConfig
 from tokendrop.data.commit import alone_in
-from tokendrop.errors import UserError
+from tokendrop.errors import first_line
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.following import Follower
+from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.orders import ORDERS
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import DeviceTorchConfig
 from tokendrop.launch.quiet import QuietTorchTrainer, end_idle_actors
 from tokendrop.launch.resume import check_goes_on, check_same_rows
+from tokendrop.launch.room import check_room, legal_sizes, resources_of, text_of
 from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerTask, held_out_rows, run_worker
 from tokendrop.models.build import check_trainable
 from tokendrop.render import say
+from tokendrop.track.journal import note_loss
 from tokendrop.track.mlflow import MlflowMirror, absolute_uri
 from tokendrop.track.run_folder import (
     CHECKPOINTS,
@@ -56,9 +62,9 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     if resume is not None:
         check_goes_on(config, resume)
     connect()
-    check_resources(config)
+    check_room(config)
     config = replace(config, track=replace(config.track, uri=absolute_uri(config.track.uri)))
-    with Preparation(config) as preparation:
+    with HeadWatch() as head, Preparation(config) as preparation:
         data = preparation.wait()
         if resume is not None:
             check_same_rows(resume, data)
@@ -68,7 +74,8 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
             mirror = MlflowMirror(run, config) if config.track.uri else None
             if preparation.is_done:
                 end_idle_actors()
-            with Watcher(run, config, mirror):
+            with Watcher(run, config, mirror) as watcher:
+                head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {run}'", watcher.give_up
                 _fit(_task(config, run, data))
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
@@ -91,7 +98,13 @@ def _fit(task: WorkerTask) -> None:
         if step == plan.steps:
             return
         restarts = len(read_attempts(task.run)[0]) - before - fits
-        QuietTorchTrainer(**_settings(task, plan.at(step).workers, max(0, scaling.max_restarts - restarts))).fit()
+        workers = plan.at(step).workers
+        _tell_start(scaling, workers)
+        QuietTorchTrainer(**_settings(task, workers, max(0, scaling.max_restarts - restarts))).fit()
+
+
+def _tell_start(scaling: ScalingConfig, workers: int) -> None:
+    say(f"start    {workers} worker{'s' * (workers != 1)} of {text_of(resources_of(scaling))} each")
 
 
 def _follow_plan(task: WorkerTask) -> None:
@@ -100,6 +113,7 @@ def _follow_plan(task: WorkerTask) -> None:
     config, scaling = task.config, task.config.scaling
     sizes = tuple(legal_sizes(config))
     follower = Follower(plan=config.plan(), sizes=sizes, lead_s=scaling.lead_s, patience_s=scaling.patience_s)
+    _tell_start(scaling, follower.target(committed_step(task.run / CHECKPOINTS)))
     PlanTrainer(
         follower=follower,
         checkpoints=task.run / CHECKPOINTS,
@@ -131,11 +145,28 @@ def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: in
             name=_RAY_STATE,
             storage_path=str(task.run),
             failure_config=ray.train.FailureConfig(max_failures=max_restarts),
+            callbacks=[LossNote(task.run)],
         ),
         # RowStreams makes the streams; Ray Train asks it for them only where there is a dataset
         "datasets": {STREAM: ray.data.range(1)} if streamed else None,
         "dataset_config": RowStreams(task) if streamed else None,
     }
+
+
+class LossNote(ray.train.UserCallback):
+    """Writes why workers were lost into the run's live record."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        note_loss(self.run, cause_of(worker_exceptions))
+
+
+def cause_of(failures: Mapping[int, Exception]) -> str:
+    """The failure that made the others: a dead worker's peers fail too, because it does not answer them."""
+    rank = next((rank for rank, error in failures.items() if isinstance(error, RayActorError)), min(failures))
+    return f"rank {rank} ({first_line(failures[rank])})"
 
 
 def _train_loop(settings: dict[str, Any]) -> None:
@@ -152,29 +183,3 @@ def _streamed_samples(task: WorkerTask) -> StreamedSamples | None:
     stream = ray.train.get_dataset_shard(STREAM)
     assert stream is not None
     return StreamedSamples(stream, micro_batch=task.config.train.micro_batch)
-
-
-def check_resources(config: ExperimentConfig) -> None:
-    """Raises UserError where the cluster could never hold the run's workers; without an autoscaler, that is."""
-    if is_autoscaler_v2(fetch_from_server=True):
-        return  # nodes come when workers ask for them; how many may come is not to be known from here
-    scaling, total = config.scaling, ray.cluster_resources()
-    most = max(segment.workers for segment in config.plan().segments)
-    least = legal_sizes(config)[0] if scaling.mode == "schedule" else most
-    for resource, each in (("CPU", scaling.cpus_per_worker), ("GPU", scaling.gpus_per_worker)):
-        has = total.get(resource, 0)
-        if least * each > has:
-            workers = "scaling.workers" if scaling.mode == "fixed" else "the workers of the plan"
-            raise UserError(
-                f"scaling: {least} workers want {least * each} {resource}s, this cluster has {has:g}; lower {workers}"
-                f" or scaling.{resource.lower()}s_per_worker"
-            )
-        if most * each > has:
-            say(f"note     the plan has up to {most} workers, this cluster has {resource}s for {int(has // each)}")
-
-
-def legal_sizes(config: ExperimentConfig) -> list[int]:
-    """Numbers of workers that a run with `mode: schedule` may have, rising."""
-    plan, scaling = config.plan_fixed(), config.scaling
-    micro_batches = plan.batch.global_batch // plan.batch.micro_batch
-    return [size for size in range(scaling.min_workers, scaling.most_workers + 1) if micro_batches % size == 0]

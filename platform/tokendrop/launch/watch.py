@@ -1,6 +1,7 @@
 """Follows a run from outside of its workers: the live line, and MLflow."""
 
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import first_line
+from tokendrop.launch.room import resources_of, waiting_text
 from tokendrop.render import StatusLine, say
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
@@ -16,6 +18,7 @@ from tokendrop.track.mlflow import MlflowMirror, Status
 _POLL_S, _MIRROR_EVERY_S = 0.5, 15.0
 _FIRST_S = 30.0  # for a tracking server, before training starts without it
 _HURRY_S = 1.5  # for a tracking server, twice, where the user has stopped the run
+_WAIT_S, _WAIT_AGAIN_S = 4.0, 60.0  # until it is said what workers wait for, and said again
 
 
 class Watcher:
@@ -35,6 +38,7 @@ class Watcher:
         say(f"run      {self.run}")
         self._mirroring.start()
         self._is_known.wait(_FIRST_S)  # creating MLflow's tables would slow the first steps down
+        self._line.wait()
         self._showing.start()
         return self
 
@@ -42,7 +46,7 @@ class Watcher:
         self._stop.set()
         is_stopped = kind is KeyboardInterrupt
         within_s = _HURRY_S if is_stopped else None
-        self._showing.join()
+        self._showing.join(_HURRY_S)
         self._line.end()
         self._mirroring.join(within_s)
         if not self._mirroring.is_alive():
@@ -57,6 +61,15 @@ class Watcher:
             stopping = self._stop.wait(_POLL_S)
             for line in self._tail.read():
                 self._line.show(line)
+            if not stopping:
+                self._line.show_waiting()
+
+    def give_up(self) -> None:
+        """Tell MLflow that the run has failed, where its server answers in time; the process ends next."""
+        self._line.end()
+        last = threading.Thread(target=self._mirror, args=("FAILED",), daemon=True)
+        last.start()
+        last.join(_HURRY_S)
 
     def _mirror_on(self) -> None:
         self._mirror("RUNNING")
@@ -80,17 +93,38 @@ class LiveLine:
     """The state of training in one line: step, loss, speed, kept length, saving, time left."""
 
     def __init__(self, config: ExperimentConfig) -> None:
-        self.plan = config.plan()
+        self.plan, self.scaling = config.plan(), config.scaling
         self._line = StatusLine()
         self._step_time_s: float | None = None
         self._val_loss: float | None = None
         self._attempts = 0
         self._is_paused = False
+        self._done = 0
+        self._waits_since: float | None = None
+        self._waits_told = 0.0
+
+    def wait(self) -> None:
+        """From now on, workers are waited for."""
+        self._waits_since, self._waits_told = time.monotonic(), 0.0
+
+    def show_waiting(self) -> None:
+        """Say what workers wait for, when they have not started for a while."""
+        waited_s = time.monotonic() - self._waits_since if self._waits_since is not None else 0.0
+        if waited_s >= (self._waits_told + _WAIT_AGAIN_S if self._waits_told else _WAIT_S):
+            self._waits_told = waited_s
+            self.end()
+            workers = self.plan.at(min(self._done, self.plan.steps - 1)).workers
+            say(waiting_text(workers, resources_of(self.scaling)))
 
     def show(self, line: dict[str, Any]) -> None:
         """Take in a line of metrics.jsonl."""
+        if "lost" in line:
+            self.end()
+            say(f"lost     a worker: {line['lost']}")
+            self.wait()
+            return
         if "attempt_from" in line:
-            self._attempts += 1
+            self._attempts, self._done, self._waits_since = self._attempts + 1, line["attempt_from"], None
             if self._attempts > 1 and not self._is_paused:
                 self.end()
                 say(f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}")
@@ -101,7 +135,10 @@ class LiveLine:
             return
         self._is_paused = "paused_at" in line
         if self._is_paused:
+            self._done = line["paused_at"]
+            self.wait()
             return
+        self._done, self._waits_since = line["step"], None
         last = self._step_time_s or line["step_time_s"]
         self._step_time_s = 0.9 * last + 0.1 * line["step_time_s"]
         self._val_loss = line["val_loss"] if line["val_loss"] is not None else self._val_loss

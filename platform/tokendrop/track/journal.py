@@ -101,6 +101,12 @@ class Journal:
         self._flushed = time.monotonic()
 
 
+def note_loss(folder: Path, cause: str) -> None:
+    """Write into the live record that a worker was lost; called by who watches the workers."""
+    with (folder / METRICS).open("a", encoding="utf-8") as live:
+        live.write("\n" + json.dumps({"lost": cause, "time": time.time()}) + "\n")
+
+
 def uncommitted_parts(folder: Path, step: int) -> Iterator[Path]:
     """Parts of steps from `step` on: written before a checkpoint that was never committed."""
     for dataset in (STEPS, LEDGER):

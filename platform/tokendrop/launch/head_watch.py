@@ -1,0 +1,54 @@
+"""The head of the cluster, watched: a run can't go on without it, and Ray would tell so late and at length."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import ray
+
+from tokendrop.errors import first_line
+from tokendrop.launch.cluster import serves_alone
+from tokendrop.render import say
+
+_POLL_S, _CONNECT_S = 1.0, 10.0
+_LOST_ALONE_S, _LOST_S = 3.0, 45.0  # a head of a cluster may be started again; Ray itself gives up after a minute
+
+
+class HeadWatch:
+    """While its block runs, ends this process with exit code 1 when the head is gone."""
+
+    def __init__(self) -> None:
+        self.what_now = "what is prepared stays; the same command goes on with it"
+        """The end of the sentence that says so."""
+        self.before_exit: Callable[[], None] = lambda: None
+        """Called before the process ends; it must not wait for the cluster."""
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self.address = host.strip("[]"), int(port)
+        self._patience_s = _LOST_ALONE_S if serves_alone() else _LOST_S
+        self._done = threading.Event()
+
+    def __enter__(self) -> "HeadWatch":
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        self._done.set()
+
+    def _watch(self) -> None:
+        seen = time.monotonic()
+        while not self._done.wait(_POLL_S):
+            try:
+                socket.create_connection(self.address, timeout=_CONNECT_S).close()
+                seen = time.monotonic()
+            except OSError as error:
+                if time.monotonic() - seen > self._patience_s:
+                    self._exit(error)
+
+    def _exit(self, error: OSError) -> None:
+        address = ":".join(map(str, self.address))
+        say(f"tokendrop: the Ray head at {address} is gone ({first_line(error)}); {self.what_now}")
+        self.before_exit()
+        os._exit(1)  # whatever waits for Ray would go on waiting

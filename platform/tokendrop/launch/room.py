@@ -1,0 +1,73 @@
+"""Room for a run's workers on the cluster: whether there can be any, and what of it is free."""
+
+import ray
+from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.util import placement_group_table
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.run import ScalingConfig
+from tokendrop.errors import UserError
+from tokendrop.render import say
+
+Resources = dict[str, float]
+
+
+def check_room(config: ExperimentConfig) -> None:
+    """Raises UserError where the cluster could never hold the run's workers; without an autoscaler, that is."""
+    if is_autoscaler_v2(fetch_from_server=True):
+        return  # nodes come when workers ask for them; how many may come is not to be known from here
+    scaling, total, each = config.scaling, ray.cluster_resources(), resources_of(config.scaling)
+    most = max(segment.workers for segment in config.plan().segments)
+    least = legal_sizes(config)[0] if scaling.mode == "schedule" else most
+    workers = "scaling.workers" if scaling.mode == "fixed" else "the workers of the plan"
+    for resource, amount in each.items():
+        key, has = f"scaling.{resource.lower()}s_per_worker", total.get(resource, 0)
+        if least * amount > has:
+            raise UserError(
+                f"scaling: {least} workers want {least * amount:g} {resource}s, this cluster has {has:g};"
+                f" lower {workers} or {key}"
+            )
+        if most * amount > has:
+            say(f"note     the plan has up to {most} workers, this cluster has {resource}s for {int(has // amount)}")
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if (places := count_places(nodes, each)) < least:
+        sizes = ", ".join(f"{node.get('CPU', 0):g}" for node in nodes)
+        raise UserError(
+            f"scaling: {least} workers of {text_of(each)} each want a node for each; this cluster's nodes, of {sizes}"
+            f" CPUs, hold {places}; lower {workers} or what each of them takes"
+        )
+
+
+def legal_sizes(config: ExperimentConfig) -> list[int]:
+    """Numbers of workers that a run with `mode: schedule` may have, rising."""
+    plan, scaling = config.plan_fixed(), config.scaling
+    micro_batches = plan.batch.global_batch // plan.batch.micro_batch
+    return [size for size in range(scaling.min_workers, scaling.most_workers + 1) if micro_batches % size == 0]
+
+
+def resources_of(scaling: ScalingConfig) -> Resources:
+    """What one worker takes."""
+    gpus: Resources = {"GPU": scaling.gpus_per_worker} if scaling.gpus_per_worker else {}
+    return {"CPU": scaling.cpus_per_worker} | gpus
+
+
+def count_places(nodes: list[Resources], each: Resources) -> int:
+    """Workers that fit on nodes, each of them on one."""
+    return sum(int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes)
+
+
+def text_of(resources: Resources) -> str:
+    return " and ".join(f"{amount:g} {name}{'s' * (amount != 1)}" for name, amount in resources.items())
+
+
+def waiting_text(workers: int, each: Resources) -> str:
+    """What workers that have not started wait for, as far as the cluster tells."""
+    bundles = [{name: float(amount) for name, amount in each.items()}] * workers
+    mine = [group["state"] for group in placement_group_table().values() if [*group["bundles"].values()] == bundles]
+    who = f"{workers} worker{'s' * (workers != 1)}"
+    if "CREATED" in mine and "PENDING" not in mine:
+        return f"waiting  for the processes of {who} to start"
+    free, total = ray.available_resources(), ray.cluster_resources()
+    counts = " and ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name}s" for name in each)
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    return f"waiting  for room: {who} of {text_of(each)} each; {counts} are free on {nodes} node{'s' * (nodes != 1)}"
