@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 
 from tiny import Rows
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.errors import DamagedDataError
 from tokendrop.launch.worker import build_engine
 from tokendrop.models.batch import Batch
 from tokendrop.track.journal import Journal
@@ -86,8 +87,13 @@ def train_until(config: ExperimentConfig, run: Path, stop: int, dtype: torch.dty
     checkpoints.wait()
 
 
-def go_by(newest: str, views: list[Path]) -> None:
-    """Asserts that each rank, with its own view of the checkpoints, would go on from `newest`."""
-    found = Checkpoints(views[dist.get_rank()], keep=9, meta={}).newest()
-    assert found is not None
-    assert found.name == newest
+def go_by(newest: str | None, views: list[Path]) -> None:
+    """Asserts that each rank, by its own view of the checkpoints, would go on from `newest`; None: none is whole."""
+    checkpoints = Checkpoints(views[dist.get_rank()], keep=9, meta={})
+    try:
+        found = checkpoints.newest()
+    except DamagedDataError:
+        assert newest is None
+    else:
+        assert found is not None
+        assert found.name == newest

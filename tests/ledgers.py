@@ -1,6 +1,5 @@
 """Runs of which the ledger alone is real."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from tokendrop.data.rows import sample_order
 from tokendrop.data.shards import FORMAT, Header, Place, Shard, append_shard, read_manifest
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, Journal
 from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
+from tokendrop.train.committed import write_meta
 from tokendrop.train.report import StepReport
 
 STEPS, SAVE_EVERY, BATCH = 12, 3, 8
@@ -59,7 +59,7 @@ class Run:
     def checkpoint(self, step: int) -> None:
         folder = self.folder / CHECKPOINTS / f"step_{step:09}"
         folder.mkdir(parents=True)
-        (folder / "meta.json").write_text(json.dumps({"step": step}))
+        write_meta(folder, {"step": step}, {})
 
 
 def record_attempt(

@@ -1,7 +1,6 @@
 """Saving, dying, going on: a run interrupted anywhere ends where an uninterrupted one does."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,99 +8,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from groups import go_by, together
+from attempts import WorkerLostError, attempt, history, new_engine, state
+from mutations import flip_bit
 from tiny import Rows, assert_same, experiment, gpt
-from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.errors import UserError
-from tokendrop.method import attach
-from tokendrop.models.batch import Batch
-from tokendrop.models.build import build_model
-from tokendrop.track.journal import Journal, read_ledger, read_steps
+from tokendrop.errors import DamagedDataError, UserError
+from tokendrop.track.journal import MetricsTail, read_ledger, read_steps
 from tokendrop.train.checkpoint import Checkpoints, load_weights
 from tokendrop.train.committed import committed, read_meta, step_name
 from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.loop import Parts, train
-from tokendrop.train.optimizer import build_optimizer
 
 ACCUMULATED = 1e-10  # float64, over 6 steps of Adam on gradients added up in another order
 # one process without a process group, as torch remarks
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
-
-class WorkerLostError(Exception):
-    """The worker is gone."""
-
-
-class RowsUntil(Rows):
-    """Rows that end with the worker's death at a step; what it had not committed is lost."""
-
-    def __init__(self, config: ExperimentConfig, dies_at: int | None) -> None:
-        super().__init__(config)
-        self.dies_at = dies_at
-
-    def of_step(self, step: int) -> Iterator[Batch]:
-        for batch in super().of_step(step):
-            if step == self.dies_at and batch.number == 1:
-                raise WorkerLostError
-            yield batch
-
-
-def new_engine(config: ExperimentConfig) -> DdpEngine:
-    model = build_model(config.model, seed=config.seed).double()
-    return DdpEngine(model, build_optimizer(model, config.train), torch.float64)
-
-
-def attempt(
-    config: ExperimentConfig,
-    run: Path,
-    *,
-    dies_at: int | None = None,
-    stop: int | None = None,
-    pause: int | None = None,
-) -> DdpEngine:
-    """What a worker does: build, attach, restore from the last checkpoint, train to the end or to its death.
-
-    Args:
-        stop: the step to which it is to train.
-        pause: the step before whose end it is asked to pause.
-    """
-    engine = new_engine(config)
-    dropping = attach(engine.model, seed=config.seed)
-    checkpoints = Checkpoints(run / "checkpoints", keep=config.checkpoint.keep, meta={"name": config.name})
-    newest = checkpoints.newest()
-    start = checkpoints.load(engine, newest) if newest else 0
-    parts = Parts(
-        engine=engine,
-        dropping=dropping,
-        batches=RowsUntil(config, dies_at),
-        checkpoints=checkpoints,
-        recorder=Journal(run, rank=0, world_size=1, start=start),
-        world_size=1,
-        pause=lambda step: step + 1 == pause,
-    )
-    try:
-        reached = train(config, parts, start=start, stop=stop)
-        assert reached == min(one or config.steps for one in (stop, pause))
-        assert read_meta(committed(run / "checkpoints")[-1])["step"] == reached
-    finally:
-        checkpoints.wait()
-    return engine
-
-
-def state(engine: DdpEngine) -> dict[str, Tensor]:
-    """Weights and optimizer state, by name."""
-    names = {id(p): name for name, p in engine.model.named_parameters()}
-    moments = {
-        f"{names[id(p)]}.{key}": value for p, of_p in engine.optimizer.state.items() for key, value in of_p.items()
-    }
-    return dict(engine.model.state_dict()) | moments
-
-
-def history(run: Path) -> list[dict[str, object]]:
-    """The committed steps without what a clock measured."""
-    return [{k: v for k, v in row.items() if not k.endswith("time_s")} for row in read_steps(run)]
 
 
 @pytest.fixture(scope="module")
@@ -267,15 +186,24 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1, meta=meta)
     checkpoints.save(new_engine(config), 12)
     checkpoints.wait()
-    assert read_meta(tmp_path / step_name(12)) == {**meta, "step": 12}
+    found = read_meta(tmp_path / step_name(12))
+    assert found.pop("files")
+    assert found == {**meta, "step": 12}
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{torn", b"\xff\xfe"])
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "meta.json").write_bytes(content)
-    with pytest.raises(UserError, match=f"{tmp_path}: not a checkpoint"):
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path}: not a checkpoint") as refused:
         read_meta(tmp_path)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{torn", b"\xff\xfe", b"3", b"{}", b"[" * 10**5])
+def test_a_checkpoint_of_which_nothing_is_to_be_known_is_damaged(tmp_path: Path, content: bytes | None) -> None:
+    (tmp_path / step_name(3)).mkdir()
+    if content is not None:
+        (tmp_path / step_name(3) / "meta.json").write_bytes(content)
+    with pytest.raises(DamagedDataError, match=f"^{tmp_path}/step_000000003/meta.json: .*[(]"):
+        read_meta(tmp_path / step_name(3))
 
 
 def test_checkpoints_are_listed_by_step_however_many_digits(tmp_path: Path) -> None:
@@ -285,9 +213,21 @@ def test_checkpoints_are_listed_by_step_however_many_digits(tmp_path: Path) -> N
     assert committed(tmp_path / "nothing here") == []
 
 
-def test_ranks_go_on_from_what_rank_0_sees_whatever_their_own_view_of_the_storage(tmp_path: Path) -> None:
-    views = [tmp_path / "now", tmp_path / "a minute ago"]
-    for view, steps in zip(views, ([3, 6], [3]), strict=True):
-        for step in steps:
-            (view / step_name(step)).mkdir(parents=True)
-    together(2, go_by, step_name(6), views)
+def test_a_run_whose_newest_checkpoint_is_damaged_ends_where_an_undamaged_one_does(uninterrupted, tmp_path) -> None:
+    """Its last steps are done again: none is lost, and none is there twice."""
+    expected, full_run = uninterrupted
+    config = experiment()
+    with pytest.raises(WorkerLostError):
+        attempt(config, tmp_path, dies_at=5)
+    newest = committed(tmp_path / "checkpoints")[-1]
+    assert newest.name == step_name(4)
+    flip_bit(newest / "__0_0.distcp", 0.5)
+
+    engine = attempt(config, tmp_path)
+
+    assert_same(state(engine), state(expected))
+    assert history(tmp_path) == history(full_run)
+    trained = [sample for row in read_ledger(tmp_path) for sample in row["sample_ids"]]
+    assert sorted(trained) == list(range(config.steps * config.train.global_batch))
+    attempts = [line["attempt_from"] for line in MetricsTail(tmp_path).read(limit=-1) if "attempt_from" in line]
+    assert attempts == [0, 2]

@@ -20,7 +20,7 @@ from tokendrop.data.commit import write_whole
 from tokendrop.data.shards import MANIFEST, TOKENIZER
 from tokendrop.errors import UserError
 from tokendrop.track.journal import MetricsTail, read_steps
-from tokendrop.train.committed import META, committed
+from tokendrop.train.committed import META, check_whole, is_checkpoint, newest_whole
 
 JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = (
     "job.yaml",
@@ -166,14 +166,16 @@ def read_attempts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
 
 
 def latest_checkpoint(path: Path) -> Path:
-    """The newest committed checkpoint of a run folder, or the checkpoint that `path` is itself.
+    """The newest whole checkpoint of a run folder, or the checkpoint that `path` is itself.
 
     Raises:
         UserError: there is none.
+        DamagedDataError: it is damaged, or all of the run's are.
     """
-    if (path / META).is_file():
+    if (path / META).is_file() or is_checkpoint(path):
+        check_whole(path)
         return path
-    saved = committed(path / CHECKPOINTS)
-    if not saved:
+    newest = newest_whole(path / CHECKPOINTS)
+    if newest is None:
         raise UserError(f"{path}: want a run folder with a committed checkpoint, or a checkpoint; found none")
-    return saved[-1]
+    return newest

@@ -1,6 +1,5 @@
 """What is saved, and when it counts: one folder a step, committed by a rename."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -12,17 +11,21 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from tokendrop.train.committed import META, committed, read_meta, step_name
+from tokendrop.errors import DamagedDataError, UserError, first_line
+from tokendrop.train.committed import committed, newest_whole, read_meta, step_name
 from tokendrop.train.engine import Engine
+from tokendrop.train.storage import CheckpointReader, CheckpointWriter
 
 
 class Checkpoints:
     """The checkpoints of one run, written in the background by torch.distributed.checkpoint.
 
     Only what does not depend on the world size is saved: weights, optimizer state and the step. Schedules, data
-    order and drops are functions of the step. A folder without its final name was never committed.
+    order and drops are functions of the step. A folder without its final name was never committed; of one with it,
+    every file has its checksum in meta.json.
     """
 
     def __init__(self, folder: Path, *, keep: int, meta: Mapping[str, Any]) -> None:
@@ -47,11 +50,13 @@ class Checkpoints:
         if self._is_first:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
-            (unfinished / META).write_text(json.dumps({**self.meta, "step": step}, indent=1))
         if self._group is not None:
             dist.barrier(self._group)
         future = dcp.async_save(
-            engine.state(), checkpoint_id=unfinished, process_group=self._group, no_dist=self._group is None
+            engine.state(),
+            storage_writer=CheckpointWriter(unfinished, {**self.meta, "step": step}),
+            process_group=self._group,
+            no_dist=self._group is None,
         )
         assert isinstance(future, Future)
         self._pending = Future()
@@ -84,13 +89,35 @@ class Checkpoints:
             done.set_exception(error)
 
     def newest(self) -> Path | None:
-        """The newest committed checkpoint, by rank 0's view of the folder: storage may show others an older one."""
-        names = [path.name for path in committed(self.folder)[-1:]]
+        """What `newest_whole` gives on rank 0, whose view of the storage counts: it may show others an older one.
+
+        Damaged ones that are newer get the suffix `.damaged`, for they count no more.
+
+        Raises:
+            DamagedDataError: there are checkpoints, and none is whole; on all ranks.
+        """
+        found: list[Any] = [None]
+        if self._is_first:
+            try:
+                found = [self._set_aside(newest_whole(self.folder))]
+            except DamagedDataError as error:
+                found = [error]
         if self._group is not None:
-            shared = [names]
-            dist.broadcast_object_list(shared, src=0, group=self._group)
-            (names,) = shared
-        return self.folder / names[0] if names else None
+            dist.broadcast_object_list(found, src=0, group=self._group)
+        if isinstance(found[0], DamagedDataError):
+            raise found[0]
+        return None if found[0] is None else self.folder / found[0]
+
+    def _set_aside(self, newest: Path | None) -> str | None:
+        """The name of the newest whole checkpoint, once those after it, all damaged, are out of the way."""
+        if newest is None:
+            return None
+        saved = committed(self.folder)
+        for damaged in saved[saved.index(newest) + 1 :]:
+            aside = damaged.with_name(f"{damaged.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            damaged.rename(aside)
+        return newest.name
 
     def load(self, engine: Engine, checkpoint: Path) -> int:
         """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from."""
@@ -99,8 +126,23 @@ class Checkpoints:
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Put a checkpoint's weights into a plain model, without its optimizer."""
+    """Put a checkpoint's weights into a plain model, without its optimizer; raises as `load_into` does."""
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     with torch.no_grad():
-        dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+        load_into(state, CheckpointReader(checkpoint), alone=True)
     model.load_state_dict(state["model"])
+
+
+def load_into(state: dict[str, Any], reader: CheckpointReader, *, alone: bool = False) -> None:
+    """Read into a tree of tensors, in place, as much of each as this worker holds.
+
+    Args:
+        alone: this process reads without the others of its group.
+    Raises:
+        UserError: a part of the checkpoint is no tensor, or not of such a model.
+    """
+    try:
+        dcp.load(state, storage_reader=reader, no_dist=alone)
+    except CheckpointException as error:
+        reason = next(first_line(one) for one, _ in error.failures.values())
+        raise UserError(f"{reader.checkpoint_id}: can't be read as a checkpoint of this model ({reason})") from None

@@ -1,36 +1,145 @@
 """Checkpoints as folders: their names, what they say of themselves, which of them count. Needs no torch."""
 
-import json
+import re
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokendrop.errors import UserError
+from tokendrop.errors import DamagedDataError, UserError
+from tokendrop.train.sealed import file_sha256, read_sealed_json, seal_json
 
 META = "meta.json"
+_NAME = re.compile(r"step_(\d{9,})")
+_FILE = re.compile(r"\w[\w.]*")  # a file of a checkpoint: a plain name, which can't lead out of the folder
+_THREADS = 8  # that read a checkpoint to compare it with its checksums
 
 
 def step_name(step: int) -> str:
     return f"step_{step:09d}"
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether it has the name of a committed checkpoint; it may be damaged."""
+    return _NAME.fullmatch(path.name) is not None and path.is_dir()
+
+
 def committed(folder: Path) -> list[Path]:
-    """Committed checkpoints below `folder`, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.suffix != ".partial")
+    """Committed checkpoints below `folder`, whole or damaged, oldest first."""
+    return sorted(filter(is_checkpoint, folder.glob("step_*")), key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The checkpoint that a run goes on from: the newest committed one below `folder` that is not damaged.
+
+    Whoever asks comes to the same one; those that are passed over are told of on standard error. All of its bytes
+    are read and compared with their checksums, once in a process as long as the files stay as they are.
+
+    Raises:
+        DamagedDataError: there are checkpoints, and none is whole.
+    """
+    damages: list[DamagedDataError] = []
+    for checkpoint in reversed(committed(folder)):
+        try:
+            check_whole(checkpoint)
+        except DamagedDataError as error:
+            if not checkpoint.is_dir():  # a newer one was committed meanwhile, and this one removed
+                return newest_whole(folder)
+            damages.append(error)
+            continue
+        for damage in damages:
+            _tell(f"note     {damage}; {checkpoint.name} counts in its place")
+        return checkpoint
+    if damages:
+        raise DamagedDataError(f"{damages[0]}; {folder} has no other checkpoint that is whole")
+    return None
 
 
 def committed_step(folder: Path) -> int:
-    """Steps done by the newest committed checkpoint below `folder`; 0 without one."""
-    saved = committed(folder)
-    return read_meta(saved[-1])["step"] if saved else 0
+    """Steps done by the checkpoint that a run goes on from, 0 without one; raises as `newest_whole` does."""
+    newest = newest_whole(folder)
+    return read_meta(newest)["step"] if newest else 0
+
+
+def write_meta(checkpoint: Path, meta: Mapping[str, Any], files: Mapping[str, str]) -> None:
+    """Write what a checkpoint says of itself; last of its files, when all others are there.
+
+    Args:
+        meta: JSON; `step` is the step of the folder's name.
+        files: the SHA-256 of each other file, by name.
+    """
+    entries = {name: {"bytes": (checkpoint / name).stat().st_size, "sha256": files[name]} for name in sorted(files)}
+    (checkpoint / META).write_text(seal_json({**meta, "files": entries}), encoding="utf-8")
 
 
 def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself.
+    """What a checkpoint says of itself: `step`, what its run said of it, and as `files` each file's bytes and SHA-256.
 
     Raises:
         UserError: this is no committed checkpoint.
+        DamagedDataError: it is damaged, or has the name of another step.
     """
-    try:
-        return json.loads((checkpoint / META).read_text())
-    except (OSError, ValueError):
-        raise UserError(f"{checkpoint}: not a checkpoint (no readable {META} in it)") from None
+    if not (checkpoint / META).is_file() and not is_checkpoint(checkpoint):
+        raise UserError(f"{checkpoint}: not a checkpoint (no readable {META} in it)")
+    meta = read_sealed_json(checkpoint / META)
+    step, files = meta.get("step"), meta.get("files")
+    if not isinstance(step, int) or checkpoint.name != step_name(step):
+        raise DamagedDataError(f"{checkpoint / META}: want the step of the folder's name, found {step!r}")
+    if not isinstance(files, dict) or not all(_is_entry(name, entry) for name, entry in files.items()):
+        raise DamagedDataError(f"{checkpoint / META}: want the bytes and the SHA-256 of each file, by plain names")
+    return meta
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raises DamagedDataError, naming the file, unless each file of a checkpoint is what was written."""
+    files = read_meta(checkpoint)["files"]
+    found: list[tuple[str, str, int]] = []
+    for name, entry in files.items():
+        path = checkpoint / name
+        try:
+            status = path.lstat()
+        except OSError as error:
+            raise DamagedDataError(f"{path}: this part of a checkpoint can't be read ({error.strerror})") from None
+        if path.is_symlink() or not path.is_file() or status.st_size != entry["bytes"]:
+            what = "a link" if path.is_symlink() else f"{status.st_size} bytes"
+            raise DamagedDataError(f"{path}: damaged; want a file of {entry['bytes']} bytes, found {what}")
+        found.append((name, entry["sha256"], status.st_mtime_ns))
+    damaged = _damaged_files(checkpoint, tuple(found))
+    if damaged:
+        raise DamagedDataError(f"{checkpoint / damaged[0]}: damaged; its checksum is not the one in {META}")
+
+
+@lru_cache(maxsize=64)
+def _damaged_files(checkpoint: Path, files: tuple[tuple[str, str, int], ...]) -> list[str]:
+    """Names of those with another SHA-256.
+
+    Args:
+        files: name, SHA-256 and time of change of each; by the last, files that change are read anew.
+    """
+
+    def is_damaged(file: tuple[str, str, int]) -> bool:
+        try:
+            return file_sha256(checkpoint / file[0]) != file[1]
+        except OSError:
+            return True
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return [file[0] for file, damaged in zip(files, threads.map(is_damaged, files), strict=True) if damaged]
+
+
+def _is_entry(name: Any, entry: Any) -> bool:
+    types = {"bytes": int, "sha256": str}
+    return (
+        _FILE.fullmatch(name) is not None
+        and isinstance(entry, dict)
+        and entry.keys() == types.keys()
+        and all(isinstance(entry[key], kind) for key, kind in types.items())
+    )
+
+
+@cache
+def _tell(sentence: str) -> None:
+    """Once: who waits for nodes asks again and again."""
+    print(sentence, file=sys.stderr, flush=True)

@@ -37,7 +37,8 @@ class Engine(Protocol):
     def state(self) -> dict[str, Any]:
         """What this worker saves: `model` and `optimizer`, under the plain model's parameter names.
 
-        What the workers save together is the same for every strategy and world size: torch's own state dictionaries.
+        What the workers save together is the same for every strategy and world size: torch's own state dictionaries,
+        tensors alone. The optimizer's settings are the job's.
         """
         ...
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from tokendrop.models.batch import Batch
+from tokendrop.train.checkpoint import load_into
 from tokendrop.train.device import autocast
+from tokendrop.train.storage import CheckpointReader
 
 
 class TorchEngine:
@@ -57,14 +58,15 @@ class TorchEngine:
 
     def state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
+        return {"model": model, "optimizer": {"state": optimizer["state"]}}
 
     def load(self, checkpoint: Path) -> None:
-        state = self.state()
-        dcp.load(state, checkpoint_id=checkpoint)
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        state: dict[str, Any] = {"model": model, "optimizer": {"state": optimizer["state"]}}
+        load_into(state, CheckpointReader(checkpoint))
         set_state_dict(
             self.model,
             self.optimizer,
             model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
+            optim_state_dict={**optimizer, **state["optimizer"]},
         )

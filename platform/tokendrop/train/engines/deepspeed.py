@@ -15,15 +15,15 @@ from warnings import catch_warnings, filterwarnings, simplefilter
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokendrop.errors import UserError
 from tokendrop.method.attach import repeated_layers
 from tokendrop.models.batch import Batch
-from tokendrop.train.checkpoint import load_weights
+from tokendrop.train.checkpoint import load_into, load_weights
 from tokendrop.train.engines.base import TorchEngine
+from tokendrop.train.storage import CheckpointReader
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -53,8 +53,6 @@ class DeepSpeedEngine(TorchEngine):
         self.stage = stage
         self.parameters = dict(model.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
-        names = {parameter: name for name, parameter in self.parameters.items()}
-        self.groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
 
     @cached_property
     def zero(self) -> Any:
@@ -117,30 +115,28 @@ class DeepSpeedEngine(TorchEngine):
             if number % self.world_size == dist.get_rank():
                 weights[name] = weight.cpu()
                 moments[name] = {"step": step, **{key: value.cpu() for key, value in full.items()}}
-        groups = [
-            {**group, "params": names} for group, names in zip(self.optimizer.param_groups, self.groups, strict=True)
-        ]
-        return {"model": weights, "optimizer": {"state": moments, "param_groups": groups}}
+        return {"model": weights, "optimizer": {"state": moments}}
 
     def load(self, checkpoint: Path) -> None:
         assert "zero" not in vars(self), "load before the first step"
         with _without_warnings():
             load_weights(self.model, checkpoint)
-        step = self._saved(checkpoint, next(iter(self.parameters)))["step"]
+        reader = CheckpointReader(checkpoint)
+        step = self._saved(reader, next(iter(self.parameters)))["step"]
         for flat in self._partitions():
             zeros = {key: torch.zeros_like(flat) for key in _MOMENTS}
             self.optimizer.state[flat] = {"step": step.to(flat.device, copy=True), **zeros}
         self._link_moments()
         for name, parameter in self.parameters.items():
-            saved = self._saved(checkpoint, name)
+            saved = self._saved(reader, name)
             for key in _MOMENTS:
                 self._set_moment(parameter, key, saved[key].to(self.device))
 
-    def _saved(self, checkpoint: Path, name: str) -> dict[str, Tensor]:
+    def _saved(self, reader: CheckpointReader, name: str) -> dict[str, Tensor]:
         """A parameter's optimizer state from a checkpoint."""
         state = {"step": torch.zeros(()), **{key: torch.empty(self.shapes[name]) for key in _MOMENTS}}
         with _without_warnings():
-            dcp.load({"optimizer": {"state": {name: state}}}, checkpoint_id=checkpoint, no_dist=True)
+            load_into({"optimizer": {"state": {name: state}}}, reader, alone=True)
         return state
 
     def _set_moment(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
