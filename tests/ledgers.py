@@ -18,6 +18,7 @@ from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, Journal
 from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
 from tokendrop.train.committed import write_meta
 from tokendrop.train.report import StepReport
+from tokendrop.train.sealed import seal_text
 
 STEPS, SAVE_EVERY, BATCH = 12, 3, 8
 WORLD_SIZES = [1, 2, 4]
@@ -128,8 +129,8 @@ def make_run(folder: Path, *, rows: tuple[int, ...] = (50,), window: int = 16, i
             data,
             Shard(source=name, split="train", file="gone", rows=count, bytes=1, sha256="", sets=(), next=next_place),
         )
-    (folder / JOB).write_text(dump_job(config))
-    (folder / DATA).write_text(f"{data}\n")
+    (folder / JOB).write_text(seal_text(dump_job(config)))
+    (folder / DATA).write_text(seal_text(f"{data}\n"))
     return Run(folder, config)
 
 

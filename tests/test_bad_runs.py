@@ -33,7 +33,7 @@ def test_more_workers_than_the_cluster_could_hold_are_refused(tmp_path, ray_clus
 
 OTHER_RUNS = {
     "train.length=1 steps": r"train\.length: RUN is at step 2, this job ends at 1",
-    "seed=5": r"seed: RUN began with \d+, this job has 5; the samples that are left would be others",
+    "seed=5": r"seed: RUN began with \d+, this job has 5; want the same, or a new run",
     "train.global_batch=8": r"train\.global_batch: RUN began with 4, this job has 8",
     "data.shuffle_rows=0": r"data\.shuffle_rows: RUN began with 65536, this job has 0",
 }

@@ -22,6 +22,7 @@ from tokendrop.data.pipeline import prepare
 from tokendrop.data.shards import MANIFEST, REJECTED, SHARDS, SPLITS, TOKENIZER, read_manifest
 from tokendrop.data.verify import verify
 from tokendrop.errors import UserError
+from tokendrop.train.sealed import seal_text
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -243,8 +244,8 @@ def test_whole_shards_are_whole_and_all_damaged_files_are_named(prepared, tmp_pa
 
 
 def test_commands_take_a_folder_its_manifest_or_a_run(prepared, tmp_path, capsys):
-    (tmp_path / "data.txt").write_text(f"{prepared.folder}\n")
-    shutil.copyfile(prepared.folder.parents[2] / "job.yaml", tmp_path / "job.yaml")
+    (tmp_path / "data.txt").write_text(seal_text(f"{prepared.folder}\n"))
+    (tmp_path / "job.yaml").write_text(seal_text((prepared.folder.parents[2] / "job.yaml").read_text()))
     said = []
     for path in (prepared.folder, prepared.folder / MANIFEST, tmp_path):
         main(["data", "show", str(path), "--sample", "5", "--json"])
@@ -254,7 +255,7 @@ def test_commands_take_a_folder_its_manifest_or_a_run(prepared, tmp_path, capsys
     assert "source  documents" in said[0]
     assert "(not named)" in said[0]
 
-    (tmp_path / "data.txt").write_text(f"{tmp_path / 'gone'}\n")
+    (tmp_path / "data.txt").write_text(seal_text(f"{tmp_path / 'gone'}\n"))
     for path, why in (
         (tmp_path, "the token shards of this run are gone"),
         (tmp_path / "nowhere", "want a folder of token shards, its manifest.json, or a run folder"),

@@ -19,6 +19,7 @@ from tokendrop.evaluate.perplexity import validation_perplexity
 from tokendrop.track.journal import METRICS
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
+from tokendrop.train.sealed import read_sealed_text, seal_text
 
 TASKS = Path(__file__).parent / "tasks"
 
@@ -80,7 +81,8 @@ def test_the_users_mistake_ends_the_command_with_one_line_and_2(tiny_run: Path, 
 
 
 def test_without_its_token_shards_a_run_is_evaluated_on_tasks_alone(own_run: Path, documents: Path, capsys):
-    (own_run / "data.txt").write_text("/nowhere\n")
+    _, tokenizer = read_sealed_text(own_run / "data.txt").splitlines()
+    (own_run / "data.txt").write_text(seal_text(f"/nowhere\n{tokenizer}\n"))
 
     result = evaluate_run(own_run, ["tiny_last_word"], TASKS)
 
@@ -122,4 +124,4 @@ def test_an_mlflow_that_is_away_costs_one_line_and_nothing_else(own_run: Path, t
 def change_job(run: Path, branch: str, **changes: object) -> None:
     job = yaml.safe_load((run / "job.yaml").read_text())
     job[branch] |= changes
-    (run / "job.yaml").write_text(yaml.safe_dump(job))
+    (run / "job.yaml").write_text(seal_text(yaml.safe_dump(job)))

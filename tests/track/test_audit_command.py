@@ -6,35 +6,40 @@ import shutil
 import pytest
 
 from ledgers import make_run, take, with_ledger
+from mutations import flip_bit, truncate
 from tokendrop.cli import main
 from tokendrop.data.shards import SHARDS
 from tokendrop.errors import UserError
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import LEDGER
 from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
+from tokendrop.train.sealed import seal_text
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("spoil", "message", "code"),
     [
-        (lambda run: (run / JOB).unlink(), "not a run folder"),
-        (lambda run: shutil.rmtree(run / CHECKPOINTS), "want a run folder with a committed checkpoint"),
-        (lambda run: shutil.rmtree(run / "data"), "its order of samples can't be known without manifest.json"),
-        (lambda run: (run / "data" / SHARDS).write_text("{\n"), "damaged"),
-        (lambda run: sorted((run / LEDGER).iterdir())[3].write_bytes(b"PAR1"), "this part of the ledger is damaged"),
-        (lambda run: (run / LEDGER / "more.parquet").write_bytes(b""), "not a part of a ledger"),
+        (lambda run: (run / JOB).unlink(), "not a run folder", 2),
+        (lambda run: shutil.rmtree(run / CHECKPOINTS), "want a run folder with a committed checkpoint", 2),
+        (lambda run: shutil.rmtree(run / "data"), "its order of samples can't be known without manifest.json", 2),
+        (lambda run: truncate(run / JOB, 0.5), r"job\.yaml: damaged \(it ends without a checksum\)", 1),
+        (lambda run: flip_bit(run / DATA, 0.1), r"data\.txt: damaged \(its checksum is another one\)", 1),
+        (lambda run: [one.write_text("{") for one in run.glob("checkpoints/*/meta.json")], "no other checkpoint", 1),
+        (lambda run: (run / "data" / SHARDS).write_text("{\n"), "damaged", None),
+        (lambda run: sorted((run / LEDGER).iterdir())[3].write_bytes(b"PAR1"), "this part of the ledger is damaged", 1),
+        (lambda run: (run / LEDGER / "more.parquet").write_bytes(b""), "not a part of a ledger", 1),
     ],
-    ids=["no job", "no checkpoint", "no shards", "manifest", "part", "name"],
+    ids=["no job", "no checkpoint", "no shards", "half a job", "place", "checkpoints", "manifest", "part", "name"],
 )
-def test_what_can_not_be_audited_is_named_in_one_sentence(tmp_path, resized, capsys, spoil, message):
+def test_what_can_not_be_audited_is_named_in_one_sentence(tmp_path, resized, capsys, spoil, message, code):
     run = with_ledger(resized, tmp_path / "run", lambda tables: None)
-    (run.folder / DATA).write_text(str(run.folder / "data"))
+    (run.folder / DATA).write_text(seal_text(f"{run.folder / 'data'}\n"))
     spoil(run.folder)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as refused:
         audit(run.folder)
     with pytest.raises(SystemExit) as ended:
         main(["data", "audit", str(run.folder)])
-    assert ended.value.code == 2
+    assert ended.value.code == refused.value.exit_code == (code or refused.value.exit_code)
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) == 1

@@ -25,6 +25,7 @@ from tokendrop.track.journal import Journal
 from tokendrop.track.mlflow import METRICS, MlflowMirror, flat
 from tokendrop.track.run_folder import DATA, ENVIRONMENT, JOB, PLAN
 from tokendrop.train.report import StepReport
+from tokendrop.train.sealed import seal_json, seal_text
 
 QUICKSTART = Path(__file__).parents[2] / "jobs" / "pretrain" / "quickstart.yaml"
 
@@ -50,9 +51,9 @@ def run_folder(tmp_path: Path, uri: str) -> tuple[Path, ExperimentConfig]:
     config = load_job(QUICKSTART, [f"track.uri={uri}"])
     folder = tmp_path / "quickstart-random-ltd-20260101-120000"
     folder.mkdir()
-    (folder / JOB).write_text(dump_job(config))
+    (folder / JOB).write_text(seal_text(dump_job(config)))
     for name in (PLAN, ENVIRONMENT):
-        (folder / name).write_text("{}")
+        (folder / name).write_text(seal_json({}))
     return folder, config
 
 
@@ -170,7 +171,7 @@ def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path, capsys: pytest.C
     (port,) = free_ports(1)
     uri = f"http://127.0.0.1:{port}"
     folder, config = run_folder(tmp_path, uri)
-    (folder / DATA).write_text("unused\n")
+    (folder / DATA).write_text(seal_text("unused\n"))
     train_on(folder, range(1, 9), commit=8)
     with pytest.raises(Exception, match=r"refused|Max retries"):
         MlflowMirror(folder, config).sync("FINISHED")

@@ -9,6 +9,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job
 from tokendrop.errors import UserError
 from tokendrop.track.run_folder import DATA, JOB, begun_run, create_run_folder
+from tokendrop.train.sealed import seal_text
 
 
 def named(tmp_path: Path, **changes: object) -> ExperimentConfig:
@@ -18,8 +19,8 @@ def named(tmp_path: Path, **changes: object) -> ExperimentConfig:
 def begin(config: ExperimentConfig) -> Path:
     """As far as a driver has come when its run counts as begun."""
     folder = create_run_folder(config)
-    (folder / JOB).write_text(dump_job(config))
-    (folder / DATA).write_text("/shards")
+    (folder / JOB).write_text(seal_text(dump_job(config)))
+    (folder / DATA).write_text(seal_text("/shards\n"))
     return folder
 
 

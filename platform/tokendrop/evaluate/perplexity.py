@@ -1,6 +1,5 @@
 """Loss on a run's own held-out rows."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tokendrop.evaluate.load import load_run, locate
 from tokendrop.models.gpt import Gpt
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.device import pick_device
+from tokendrop.train.report import perplexity
 
 _BATCH_TOKENS = 2**14
 
@@ -43,4 +43,4 @@ def held_out_loss(model: Gpt, run: Path) -> dict[str, Any]:
         some = ids[first : first + size]
         tokens = torch.from_numpy(rows.read(some)).to(model.tokens.weight.device)
         total += model(tokens[:, :-1], tokens[:, 1:]).item() * len(some)
-    return {"val_loss": total / len(ids), "perplexity": math.exp(total / len(ids)), "rows": len(ids)}
+    return {"val_loss": total / len(ids), "perplexity": perplexity(total / len(ids)), "rows": len(ids)}

@@ -6,40 +6,62 @@ from pathlib import Path
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.shards import MANIFEST, read_manifest
 from tokendrop.errors import UserError
-from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder
-from tokendrop.train.committed import committed, committed_step, read_meta
+from tokendrop.track.mlflow import flat
+from tokendrop.track.run_folder import CHECKPOINTS, check_model, open_run_folder
+from tokendrop.train.committed import committed, newest_whole, read_meta
+from tokendrop.train.storage import check_safe
+
+# What a run that goes on may have anew: where and how it runs, is saved, tracked and evaluated, and how long it is;
+# keys, and branches with all their keys. What is left out decides what is trained.
+MAY_CHANGE = (
+    *("name", "run", "runs_folder", "scaling", "checkpoint", "track", "evaluate", "model.preset"),
+    *("train.length", "train.micro_batch", "train.strategy", "train.zero_stage", "train.compile"),
+    "train.activation_checkpointing",
+    # whose token shards are compared by `check_same_rows`
+    *("data.corpus", "data.tokenizer", "data.folder", "data.reader", "data.max_rejected"),
+)
+WITHOUT_DROPOUT = ("train.micro_batch",)
+"""Of these, what may change only where there is no dropout, which is drawn for each micro batch."""
 
 
 def check_goes_on(config: ExperimentConfig, run: Path) -> None:
-    """Raises UserError unless this job can go on from the checkpoints of `run`: same model, same order of samples."""
+    """Check that this job can go on from the checkpoints of `run`, as what it was.
+
+    Raises:
+        UserError: something that decides what is trained is another, or the checkpoint holds more than data.
+        DamagedDataError: what describes the run is damaged, or all of its checkpoints are.
+    """
     begun, _ = open_run_folder(run)
-    for checkpoint in committed(run / CHECKPOINTS)[-1:]:
-        saved, wanted = read_meta(checkpoint)["model"], asdict(config.model)
-        for key in wanted:
-            if key != "preset" and saved.get(key) != wanted[key]:
-                raise UserError(
-                    f"{checkpoint}: a checkpoint of another model: model.{key} is {saved.get(key)} there"
-                    f" and {wanted[key]} in this job"
-                )
-        step, steps = committed_step(run / CHECKPOINTS), config.plan().steps
-        if step > steps:
-            raise UserError(f"train.length: {run} is at step {step}, this job ends at {steps}; want a longer one")
-        for key, was in _order_of_samples(begun).items():
-            if (now := _order_of_samples(config)[key]) != was:
-                raise UserError(
-                    f"{key}: {run} began with {was}, this job has {now}; the samples that are left would be others"
-                )
+    checkpoint = newest_whole(run / CHECKPOINTS)
+    if checkpoint is None:
+        return
+    check_model(checkpoint, config)
+    check_safe(checkpoint)
+    step, steps = read_meta(checkpoint)["step"], config.plan().steps
+    if step > steps:
+        raise UserError(f"train.length: {run} is at step {step}, this job ends at {steps}; want a longer one")
+    was, now = settings(begun), settings(config)
+    for key in {**was, **now}:
+        if was.get(key) != now.get(key):
+            raise UserError(
+                f"{key}: {run} began with {was.get(key, 'nothing')}, this job has {now.get(key, 'nothing')};"
+                " want the same, or a new run"
+            )
 
 
-def _order_of_samples(config: ExperimentConfig) -> dict[str, object]:
-    """The settings that decide which samples a step has, beside the token shards."""
-    weights = ", ".join(f"{source.name} {source.weight:g}" for source in config.data.mixture)
-    return {
-        "seed": config.seed,
-        "train.global_batch": config.train.global_batch,
-        "data.shuffle_rows": config.data.shuffle_rows,
-        "data.sources": weights,
-    }
+def settings(config: ExperimentConfig) -> dict[str, str]:
+    """All settings that decide what is trained, by dotted key."""
+    found = flat(asdict(config))
+    found["data.sources"] = ", ".join(f"{source.name} {source.weight:g}" for source in config.data.mixture)
+    held = set(WITHOUT_DROPOUT) if config.model.dropout else set[str]()
+    free = set(MAY_CHANGE) - held
+    return {key: value for key, value in found.items() if not free & {key, *_branches(key)}}
+
+
+def _branches(key: str) -> list[str]:
+    """The branches that a key is in: of a.b.c those are a and a.b."""
+    parts = key.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def check_same_rows(run: Path, data: Path) -> None:

@@ -1,30 +1,26 @@
 """The proof that a run lost and repeated no sample: its ledger against the order of samples."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tokendrop.data.order import Committed, NotPreparedError, SampleOrder
 from tokendrop.data.rows import sample_order
 from tokendrop.data.shards import MANIFEST, SHARDS, read_manifest
-from tokendrop.errors import UserError
-from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA
+from tokendrop.errors import DamagedDataError, UserError
+from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, read_part, span_of
 from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
 from tokendrop.train.committed import read_meta
 
 # The ledger is compared so many samples at a time; the order of samples is asked for fewer, for it is quickest so.
 _BLOCK, _ORDER_BLOCK = 2**20, 2**15
 _MOST_PLACES = 20
-_NO_KEYS: Any = None  # a folder named key=value above the run is no column
-_PART = re.compile(r"(\d+)-(\d+)-rank\d+\.parquet")
 
 Progress = Callable[[int, int], None]
 Integers = NDArray[np.int64]
@@ -84,7 +80,8 @@ def audit(run: Path, *, progress: Progress = lambda step, steps: None) -> Audit:
     Args:
         progress: told the steps compared and those that there are.
     Raises:
-        UserError: this is no run folder, no step is committed, the manifest is gone or a part of the ledger damaged.
+        UserError: this is no run folder, no step is committed, or the manifest is gone.
+        DamagedDataError: the run's job, all of its checkpoints or a part of its ledger are damaged.
     """
     config, data = open_run_folder(run)
     steps = read_meta(latest_checkpoint(run))["step"]
@@ -99,7 +96,7 @@ def audit(run: Path, *, progress: Progress = lambda step, steps: None) -> Audit:
             # at the edges of a part no bound, so that none of its lines is passed over, whatever step it names
             bounds = [("step", ">", first)] * (first > start) + [("step", "<=", last)] * (last < end)
             try:
-                comparison.add(first, last, [_read(part, bounds) for part in parts])
+                comparison.add(first, last, [read_part(part, LEDGER_SCHEMA, bounds) for part in parts])
             except NotPreparedError:
                 reached = f"not prepared as far as step {last}"
                 raise UserError(f"{run}: its order of samples can't be known, {data} is {reached}") from None
@@ -121,11 +118,11 @@ def _spans(ledger: Path, steps: int) -> Iterator[tuple[int, int, list[Path]]]:
     """Stretches start < step <= end that make up all committed steps, with the parts that tell of each."""
     found: list[tuple[int, int, Path]] = []
     for path in ledger.glob("[!.]*.parquet"):
-        name = _PART.fullmatch(path.name)
-        if name is None or int(name[1]) >= int(name[2]):
-            raise UserError(f"{path}: not a part of a ledger; want the folder as training left it")
-        if int(name[2]) <= steps:
-            found.append((int(name[1]), int(name[2]), path))
+        span = span_of(path)
+        if span is None:
+            raise DamagedDataError(f"{path}: not a part of a ledger; want the folder as training left it")
+        if span[1] <= steps:
+            found.append((*span, path))
     start, end, parts = 0, 0, list[Path]()
     for first, last, path in [*sorted(found), (steps, steps, ledger)]:
         if first >= end:
@@ -136,17 +133,6 @@ def _spans(ledger: Path, steps: int) -> Iterator[tuple[int, int, list[Path]]]:
             start, end, parts = first, last, []
         end = max(end, last)
         parts.append(path)
-
-
-def _read(part: Path, bounds: list[tuple[str, str, int]]) -> pa.Table:
-    try:
-        table = pq.read_table(part, schema=LEDGER_SCHEMA, filters=bounds or None, partitioning=_NO_KEYS)
-        if any(column.null_count for column in table.columns):
-            raise ValueError("a value is missing")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{part}: this part of the ledger is damaged ({reason})") from None
-    return table
 
 
 class _Comparison:

@@ -2,18 +2,23 @@
 
 import json
 import os
+import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokendrop.errors import DamagedDataError
 from tokendrop.train.report import StepReport
 
 STEPS, LEDGER, METRICS = "steps.parquet", "ledger.parquet", "metrics.jsonl"
+_PART = re.compile(r"(\d+)-(\d+)-rank\d+\.parquet")
+_NO_KEYS: Any = None  # a folder named key=value above the run is no column
 _FLUSH_S, _TAIL_BYTES = 0.5, 4096
 _ROW_GROUP = 1024  # steps; who reads a few of them reads no more than such a group
 
@@ -85,7 +90,7 @@ class Journal:
         folder.mkdir(exist_ok=True)
         path = folder / f"{self.start:09}-{step:09}-rank{self.rank}.parquet"
         partial = folder / f".{path.name}"
-        pq.write_table(table, partial, row_group_size=_ROW_GROUP)
+        pq.write_table(table, partial, row_group_size=_ROW_GROUP, write_page_checksum=True)
         partial.rename(path)
 
     def _tell(self, line: dict[str, Any]) -> None:
@@ -107,22 +112,60 @@ def note_loss(folder: Path, cause: str) -> None:
         live.write("\n" + json.dumps({"lost": cause, "time": time.time()}) + "\n")
 
 
+def span_of(part: Path) -> tuple[int, int] | None:
+    """The steps start < step <= end that a part tells of, by its name; None for a file with another name."""
+    name = _PART.fullmatch(part.name)
+    return (int(name[1]), int(name[2])) if name and int(name[1]) < int(name[2]) else None
+
+
 def uncommitted_parts(folder: Path, step: int) -> Iterator[Path]:
-    """Parts of steps from `step` on: written before a checkpoint that was never committed."""
+    """Parts of steps from `step` on: written before a checkpoint that was never committed, or that is damaged."""
     for dataset in (STEPS, LEDGER):
         for part in (folder / dataset).glob("*.parquet"):
-            if int(part.name.split("-")[1]) > step or part.name.startswith("."):
+            span = span_of(part)
+            if part.name.startswith(".") or (span and span[1] > step):
                 yield part
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """One row for each committed step, in order, as in `StepReport`."""
-    return pq.read_table(folder / STEPS).sort_by("step").to_pylist()
+    """One row for each recorded step, in order, as in `StepReport`; raises as `read_part` does."""
+    return _read_all(folder / STEPS, _STEPS_SCHEMA).sort_by("step").to_pylist()
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
-    """One row for each committed step and rank: step, rank, world_size, sample_ids."""
-    return pq.read_table(folder / LEDGER).sort_by([("step", "ascending"), ("rank", "ascending")]).to_pylist()
+    """One row for each recorded step and rank: step, rank, world_size, sample_ids; raises as `read_part` does."""
+    ledger = _read_all(folder / LEDGER, LEDGER_SCHEMA)
+    return ledger.sort_by([("step", "ascending"), ("rank", "ascending")]).to_pylist()
+
+
+def read_part(part: Path, schema: pa.Schema, bounds: Sequence[tuple[str, str, int]] = ()) -> pa.Table:
+    """The rows of a part within bounds, such as ("step", ">", 3).
+
+    Raises:
+        DamagedDataError: it can't be read, or lacks values.
+    """
+    try:
+        table = pq.read_table(
+            part, schema=schema, filters=list(bounds) or None, partitioning=_NO_KEYS, page_checksum_verification=True
+        )
+        if any(table.column(name).null_count for name in schema.names if name != "val_loss"):
+            raise ValueError("a value is missing")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        what = part.parent.name.removesuffix(".parquet")
+        raise DamagedDataError(f"{part}: this part of the {what} is damaged ({reason})") from None
+    return table
+
+
+def _read_all(dataset: Path, schema: pa.Schema) -> pa.Table:
+    """All parts of a dataset; files with other names are told of, and left out."""
+    tables = [schema.empty_table()]
+    for part in sorted(dataset.glob("[!.]*")):
+        if span_of(part):
+            tables.append(read_part(part, schema))
+        else:
+            print(f"note     {part}: left out, for it is not named as a part of a run's record", file=sys.stderr)
+    return pa.concat_tables(tables)
 
 
 class MetricsTail:
@@ -156,13 +199,29 @@ def _pause_at(folder: Path, step: int) -> dict[str, Any] | None:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line's object; None for an empty line or the rest of one whose writer died."""
+    """A line's object; None for an empty line, the rest of one whose writer died, or one that is damaged."""
     try:
-        return json.loads(line)
-    except ValueError:
+        parsed = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    kinds = [kind for kind in _LINES if isinstance(parsed, dict) and kind in parsed]
+    is_whole = len(kinds) == 1 and all(_fits(key, parsed.get(key)) for key in (kinds[0], *_LINES[kinds[0]]))
+    return parsed if is_whole else None
 
 
+def _fits(key: str, value: Any) -> bool:
+    if key == "parts_s":
+        return isinstance(value, dict) and all(isinstance(one, int | float) for one in value.values())
+    return isinstance(value, int | float) or (key == "val_loss" and value is None)
+
+
+# what a line of metrics.jsonl has, beside the key that says of which kind it is
+_LINES: dict[str, tuple[str, ...]] = {
+    "step": tuple(field.name for field in fields(StepReport)),
+    "attempt_from": ("world_size",),
+    "paused_at": ("world_size", "checkpoint_s", "time"),
+    "resize_at": ("from", "to", "pause_s", "parts_s"),
+}
 _STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "world_size")]
     + [(name, pa.float64()) for name in ("loss", "val_loss", "grad_norm", "lr", "flops", "data_time_s", "step_time_s")]

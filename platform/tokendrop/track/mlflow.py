@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import os
 import re
 import time
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
+from tokendrop.train.report import perplexity
 
 STATE = "mlflow.json"
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -173,7 +173,7 @@ def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]
             if line[field] is not None:
                 yield name, float(line[field]), stamp, line["step"]
         if line["val_loss"] is not None:
-            yield "perplexity/validation", math.exp(line["val_loss"]), stamp, line["step"]
+            yield "perplexity/validation", perplexity(line["val_loss"]), stamp, line["step"]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A run's folder: what describes the run, where its parts lie, what it came to."""
 
+import hashlib
 import json
-import math
 import os
 import platform
 import subprocess
@@ -18,9 +18,11 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.commit import write_whole
 from tokendrop.data.shards import MANIFEST, TOKENIZER
-from tokendrop.errors import UserError
-from tokendrop.track.journal import MetricsTail, read_steps
-from tokendrop.train.committed import META, check_whole, is_checkpoint, newest_whole
+from tokendrop.errors import DamagedDataError, UserError
+from tokendrop.track.journal import STEPS, MetricsTail, read_steps
+from tokendrop.train.committed import META, check_whole, is_checkpoint, newest_whole, read_meta
+from tokendrop.train.report import perplexity
+from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
 
 JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = (
     "job.yaml",
@@ -77,13 +79,16 @@ def begun_run(config: ExperimentConfig) -> Path | None:
 def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
     """Write down the resolved job, its plan, the environment and where the token shards are.
 
-    The tokenizer is copied: a model is of use without its corpus, but not without its vocabulary.
+    The tokenizer is copied: a model is of use without its corpus, but not without its vocabulary. Each file is written
+    whole, and has its checksum in it; the tokenizer has it beside the place of the token shards.
     """
-    write_whole(folder / JOB, dump_job(config).encode())
-    write_whole(folder / PLAN, json.dumps(asdict(config.plan()), indent=1).encode())
+    write_whole(folder / JOB, seal_text(dump_job(config)).encode())
+    write_whole(folder / PLAN, seal_json(asdict(config.plan())).encode())
     write_whole(folder / ENVIRONMENT, json.dumps(environment(), indent=1).encode())
-    write_whole(folder / TOKENIZER, (data / TOKENIZER).read_bytes())
-    write_whole(folder / DATA, f"{data}\n".encode())
+    tokenizer = (data / TOKENIZER).read_bytes()
+    write_whole(folder / TOKENIZER, tokenizer)
+    checksum = f"# {TOKENIZER} sha256 {hashlib.sha256(tokenizer).hexdigest()}"
+    write_whole(folder / DATA, seal_text(f"{data}\n{checksum}\n").encode())
 
 
 def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
@@ -91,11 +96,30 @@ def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
 
     Raises:
         UserError: this is no run folder.
+        DamagedDataError: what describes the run was cut or changed since.
     """
     for part in (JOB, DATA):
         if not (folder / part).is_file():
             raise UserError(f"{folder}: not a run folder (no {part} in it); want one that 'tokendrop train' made")
-    return load_job(folder / JOB), Path((folder / DATA).read_text().strip())
+    read_sealed_text(folder / JOB)
+    if (folder / PLAN).exists():
+        read_sealed_json(folder / PLAN)
+    return load_job(folder / JOB), Path(read_sealed_text(folder / DATA).splitlines()[0])
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """The tokenizer's file in a run folder.
+
+    Raises:
+        UserError: there is none.
+        DamagedDataError: it is not the one that the run began with.
+    """
+    path = folder / TOKENIZER
+    if not path.is_file() or not (folder / DATA).is_file():
+        raise UserError(f"{folder}: no {TOKENIZER} in it; want a checkpoint inside the run folder that made it")
+    if f"# {TOKENIZER} sha256 {file_sha256(path)}\n" not in read_sealed_text(folder / DATA):
+        raise DamagedDataError(f"{path}: damaged; its checksum is not the one in {DATA}")
+    return path
 
 
 def shards_of(run: Path) -> Path:
@@ -108,6 +132,17 @@ def shards_of(run: Path) -> Path:
     if not (data / MANIFEST).is_file():
         raise UserError(f"{run}: the token shards of this run are gone; want {data}")
     return data
+
+
+def check_model(checkpoint: Path, config: ExperimentConfig) -> None:
+    """Raises UserError unless a checkpoint is of the job's model; its sizes count, the name of its preset does not."""
+    saved, wanted = read_meta(checkpoint).get("model"), asdict(config.model)
+    for key in wanted:
+        was = saved.get(key) if isinstance(saved, dict) else None
+        if key != "preset" and was != wanted[key]:
+            raise UserError(
+                f"{checkpoint}: a checkpoint of another model: model.{key} is {was} there and {wanted[key]} in this job"
+            )
 
 
 def environment() -> dict[str, Any]:
@@ -133,9 +168,15 @@ def summarize(folder: Path) -> dict[str, Any]:
     """What a run came to; the names are what scripts rely on.
 
     `wall_clock_s` is the time spent in training steps, data and checkpoints included, validation and start-up not.
+
+    Raises:
+        UserError: this is no run folder.
+        DamagedDataError: its record of the steps is damaged, or lacks some.
     """
     config, _ = open_run_folder(folder)
     plan, steps = config.plan(), read_steps(folder)
+    if not steps or [row["step"] for row in steps] != list(range(1, len(steps) + 1)):
+        raise DamagedDataError(f"{folder / STEPS}: damaged; want each step from 1 on, found {len(steps)} of them")
     seconds = sum(row["step_time_s"] for row in steps)
     attempts, pauses = read_attempts(folder)
     sizes = [attempt["world_size"] for attempt in attempts]
@@ -144,7 +185,7 @@ def summarize(folder: Path) -> dict[str, Any]:
         "run": str(folder),
         "steps": steps[-1]["step"],
         "val_loss": validations[-1] if validations else None,
-        "val_perplexity": math.exp(validations[-1]) if validations else None,
+        "val_perplexity": perplexity(validations[-1]) if validations else None,
         "tokens": steps[-1]["tokens"],
         "layer_tokens": steps[-1]["layer_tokens"],
         "layer_token_saving": plan.layer_token_saving(),
@@ -155,7 +196,7 @@ def summarize(folder: Path) -> dict[str, Any]:
         "data_wait_share": sum(row["data_time_s"] for row in steps) / seconds,
         "resizes": sum(a != b for a, b in pairwise(sizes)),
         "resize_pause_s": sum(pause["pause_s"] for pause in pauses),
-        "restarts": len(attempts) - 1 - len(pauses),
+        "restarts": max(0, len(attempts) - 1 - len(pauses)),
     }
 
 
