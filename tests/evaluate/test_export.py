@@ -1,6 +1,7 @@
 """Exported models."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
+from mutations import KINDS
 from tokendrop.cli import main
 from tokendrop.data.tokenizer import END_OF_TEXT
 from tokendrop.errors import UserError
@@ -124,3 +126,30 @@ def test_the_command_says_where_the_model_is(tiny_run: Path, tmp_path: Path, cap
 
     assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path / "hf")}
     assert (tmp_path / "hf/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("checkpoints/*/__0_0.distcp", "flip_bit"),
+        ("checkpoints/*/index.json", "truncate"),
+        ("checkpoints/*/meta.json", "delete"),
+        ("job.yaml", "truncate"),
+        ("tokenizer.json", "flip_bit"),
+    ],
+)
+def test_what_is_damaged_is_neither_evaluated_nor_exported(tiny_run: Path, tmp_path: Path, capsys, command, file, kind):
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    (path,) = run.glob(file)
+    KINDS[kind](path, 0.4)
+    for of_it in {run, run.joinpath(*Path(file).parts[:-1]).parent / "step_000000007"} if "*" in file else {run}:
+        to = ["--to", str(tmp_path / "hf")] if command == "export" else []
+        with pytest.raises(SystemExit) as ended:
+            main([command, str(of_it), *to])
+        said = capsys.readouterr()
+        assert ended.value.code == 1
+        assert said.out == ""
+        assert said.err.startswith(f"tokendrop: {path}: ")
+        assert said.err.count("\n") == 1
+    assert not (tmp_path / "hf").exists()

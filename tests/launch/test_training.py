@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mutations import flip_bit
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.data.commit import LOCK, alone_in
 from tokendrop.data.pipeline import prepare
@@ -19,6 +20,7 @@ from tokendrop.errors import UserError
 from tokendrop.launch import trainer
 from tokendrop.launch.process_group import _DeviceBackend
 from tokendrop.launch.trainer import run_training
+from tokendrop.track.audit import audit
 from tokendrop.track.journal import read_ledger, uncommitted_parts
 from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder, read_attempts
 from tokendrop.train.committed import committed, read_meta
@@ -130,6 +132,27 @@ def test_a_run_goes_on_where_it_stopped_at_another_world_size(job: Path, alone: 
     assert (result["run"], result["steps"], result["resizes"]) == (str(stopped), 12, 1)
     np.testing.assert_allclose(losses(stopped), losses(alone), rtol=FLOAT64)
     assert_ledger_is_exact(stopped)
+
+
+@pytest.mark.parametrize("reader", ["memory_map", "ray_data"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(job: Path, alone: Path, capfd, reader: str) -> None:
+    """Driver, streams of samples and workers come to the same one, and the steps in between are done again."""
+    damaged = shutil.copytree(alone, job.parent / f"damaged_{reader}")
+    forget_after(damaged, step=9)
+    newest = committed(damaged / CHECKPOINTS)[-1]
+    flip_bit(newest / "__0_0.distcp", 0.5)
+    changes = ("scaling.workers=2", "scaling.max_restarts=0", f"data.reader={reader}")
+    result = run_training(config_of(job, *changes), resume=damaged)
+    assert (result["steps"], result["restarts"]) == (12, 1)
+    assert read_attempts(damaged)[0][-1]["attempt_from"] == 6
+    np.testing.assert_allclose(losses(damaged), losses(alone), rtol=FLOAT64)
+    assert_ledger_is_exact(damaged)
+    assert audit(damaged).is_clean
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note     ") and "counts" in line]
+    assert said == [
+        f"note     {newest}/__0_0.distcp: damaged; its checksum is not the one in meta.json; "
+        "step_000000006 counts in its place"
+    ]
 
 
 def test_a_job_that_names_its_run_begins_it_once_and_goes_on_with_it_after(job: Path, alone: Path) -> None:
