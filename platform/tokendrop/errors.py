@@ -16,6 +16,6 @@ class DamagedDataError(UserError):
     exit_code = 1
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of what an exception of a library says, short enough to stand within a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:120]

@@ -1,5 +1,6 @@
 """What a run that goes on may have anew, and what it may not."""
 
+import pickle
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from tokendrop.launch.resume import check_goes_on
 from tokendrop.models.build import build_model
 from tokendrop.track.run_folder import CHECKPOINTS, describe_run
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.committed import META, committed
+from tokendrop.train.committed import META, committed, read_meta, write_meta
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.sealed import file_sha256
+from tokendrop.train.storage import INDEX
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -106,6 +109,17 @@ def test_with_dropout_a_micro_batch_draws_what_it_forgets_so_its_size_stays(tmp_
     with pytest.raises(UserError, match=r"^train\.micro_batch: .* began with 4, this job has 2; "):
         check_goes_on(experiment(model__dropout=0.1, train__micro_batch=2), run)
     check_goes_on(experiment(model__dropout=0.1), run)
+
+
+def test_a_checkpoint_that_holds_more_than_data_is_refused_before_anything_starts(tmp_path) -> None:
+    run = begin(tmp_path, experiment())
+    (checkpoint,) = committed(run / CHECKPOINTS)
+    (checkpoint / INDEX).write_bytes(pickle.dumps(print))
+    files = {name: file_sha256(checkpoint / name) for name in read_meta(checkpoint)["files"]}
+    write_meta(checkpoint, {"step": 4, "model": asdict(experiment().model)}, files)
+    with pytest.raises(UserError, match=r"index\.json: want an index of tensors in the files of ") as refused:
+        check_goes_on(experiment(), run)
+    assert refused.value.exit_code == 2
 
 
 def test_a_run_without_a_whole_checkpoint_does_not_begin_anew(tmp_path) -> None:

@@ -112,7 +112,7 @@ def test_the_checkpoint_before_counts_and_it_is_said_so(folder, capsys, kind) ->
     assert said.startswith(f"note     {path}: ")
     assert said.endswith(f"; {step_name(3)} counts in its place\n")
     assert said.count("\n") == 1
-    assert_same(weights(newest), dict(engine_of(3).model.state_dict()))
+    assert_same(weights(folder / step_name(3)), dict(engine_of(3).model.state_dict()))
     # what is damaged is in nobody's way, and never kept in the place of what is whole
     assert committed(folder) == [newest]
     checkpoints.save(engine_of(4), 4)
@@ -157,6 +157,18 @@ def test_a_file_that_is_a_link_is_not_followed(folder, tmp_path) -> None:
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DamagedDataError, match=r"found a link$"):
         check_whole(folder / step_name(6))
+
+
+def test_a_checkpoint_that_is_a_link_does_not_count(folder, tmp_path) -> None:
+    shutil.move(folder / step_name(6), tmp_path / step_name(6))
+    (folder / step_name(6)).symlink_to(tmp_path / step_name(6))
+    assert newest_whole(folder) == folder / step_name(3)
+
+
+def test_an_index_without_a_checksum_is_not_read(folder) -> None:
+    write_meta(folder / step_name(6), {"step": 6}, {})
+    with pytest.raises(UserError, match=r"step_000000006: want a checkpoint with index\.json; found no files$"):
+        weights(folder / step_name(6))
 
 
 class Command:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.train.sealed import file_sha256, read_sealed_json, seal_json
+from tokendrop.train.sealed import file_sha256, read_sealed_json, seal_json, write_synced
 
 META = "meta.json"
 _NAME = re.compile(r"step_(\d{9,})")
@@ -43,6 +43,8 @@ def newest_whole(folder: Path) -> Path | None:
     damages: list[DamagedDataError] = []
     for checkpoint in reversed(committed(folder)):
         try:
+            if checkpoint.is_symlink():
+                raise DamagedDataError(f"{checkpoint}: a link; want the checkpoint's own folder")
             check_whole(checkpoint)
         except DamagedDataError as error:
             if not checkpoint.is_dir():  # a newer one was committed meanwhile, and this one removed
@@ -71,7 +73,7 @@ def write_meta(checkpoint: Path, meta: Mapping[str, Any], files: Mapping[str, st
         files: the SHA-256 of each other file, by name.
     """
     entries = {name: {"bytes": (checkpoint / name).stat().st_size, "sha256": files[name]} for name in sorted(files)}
-    (checkpoint / META).write_text(seal_json({**meta, "files": entries}), encoding="utf-8")
+    write_synced(checkpoint / META, seal_json({**meta, "files": entries}))
 
 
 def read_meta(checkpoint: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,14 @@ def file_sha256(path: Path) -> str:
     """Of a file's bytes; the lock of Python's interpreter is free meanwhile."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a file that outlives a machine that stops."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _text(path: Path) -> str:

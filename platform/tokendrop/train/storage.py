@@ -26,7 +26,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.train.committed import read_meta, write_meta
-from tokendrop.train.sealed import file_sha256
+from tokendrop.train.sealed import file_sha256, write_synced
 
 INDEX = "index.json"
 
@@ -87,7 +87,8 @@ class CheckpointWriter(StorageWriter):
         """Write the index and what the checkpoint says of itself, once all ranks have written."""
         everything = [one for of_rank in results for one in of_rank]
         index = self.folder / INDEX
-        index.write_text(json.dumps(_index(metadata, [one for one in everything if isinstance(one, WriteResult)])))
+        results_of_torch = [one for one in everything if isinstance(one, WriteResult)]
+        write_synced(index, json.dumps(_index(metadata, results_of_torch)))
         files = {one.name: one.sha256 for one in everything if isinstance(one, Written)}
         write_meta(self.folder, self.meta, {**files, INDEX: file_sha256(index)})
 
@@ -107,6 +108,8 @@ class CheckpointReader(FileSystemReader):
         """
         super().__init__(checkpoint)
         files = read_meta(checkpoint)["files"]
+        if INDEX not in files:
+            raise UserError(f"{checkpoint}: want a checkpoint with {INDEX}; found {', '.join(files) or 'no files'}")
         try:
             self.metadata = _metadata(json.loads((checkpoint / INDEX).read_text(encoding="utf-8")), files)
         except OSError as error:
