@@ -6,6 +6,7 @@ import pytest
 
 from tokendrop.config.load import load_job
 from tokendrop.launch.watch import LiveLine
+from tokendrop.track.journal import MetricsTail, note_loss
 
 JOBS = Path(__file__).parents[2] / "jobs" / "pretrain"
 
@@ -24,3 +25,11 @@ def test_the_live_line_tells_step_loss_speed_kept_length_saving_and_time_left(ca
     ]
     line.show({"attempt_from": 40, "world_size": 2})
     assert capsys.readouterr().err == "restart  a worker was lost; 2 workers go on from step 40\n"
+
+
+def test_a_loss_is_told_with_its_cause_as_soon_as_it_is_in_the_record(tmp_path: Path, capsys) -> None:
+    line = LiveLine(load_job(JOBS / "quickstart_baseline.yaml"))
+    note_loss(tmp_path, "rank 1 (The actor died)")
+    (noted,) = MetricsTail(tmp_path).read()
+    line.show(noted)
+    assert capsys.readouterr().err == "lost     a worker: rank 1 (The actor died)\n"

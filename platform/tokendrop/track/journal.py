@@ -212,6 +212,8 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 def _fits(key: str, value: Any) -> bool:
     if key == "parts_s":
         return isinstance(value, dict) and all(isinstance(one, int | float) for one in value.values())
+    if key == "lost":
+        return isinstance(value, str)
     return isinstance(value, int | float) or (key == "val_loss" and value is None)
 
 
@@ -221,6 +223,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "attempt_from": ("world_size",),
     "paused_at": ("world_size", "checkpoint_s", "time"),
     "resize_at": ("from", "to", "pause_s", "parts_s"),
+    "lost": (),
 }
 _STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "world_size")]
