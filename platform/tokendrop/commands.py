@@ -63,10 +63,11 @@ def prepare(options: argparse.Namespace) -> None:
     from tokendrop.data.shards import SPLITS, read_manifest
     from tokendrop.launch.cluster import connect
     from tokendrop.launch.head_watch import HeadWatch
+    from tokendrop.launch.results import with_absolute_paths
     from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.watch import prepare_line
 
-    config = load_job(options.job, options.overrides)
+    config = with_absolute_paths(load_job(options.job, options.overrides))
     connect()
     try:
         with stopping_in_time(), HeadWatch(), prepare_line() as progress:
@@ -94,7 +95,7 @@ def train(options: argparse.Namespace) -> None:
         open_run_folder(options.resume)
         options.overrides = [*([job] if job else []), *options.overrides]
         job = options.resume / JOB
-    config = load_job(job, options.overrides)
+    config = job_to_train(job, options.overrides)
     result = trained(config, resume=options.resume)
     if options.json:
         print_json(result)
@@ -105,7 +106,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    configs = [load_job(job, options.set) for job in options.jobs]
+    configs = [job_to_train(job, options.set) for job in options.jobs]
     results = [trained(config) for config in configs]
     if options.json:
         print_json({"runs": results})
@@ -230,20 +231,29 @@ def needs_extra(extra: str) -> Iterator[None]:
         raise UserError(f"{error.name} is not installed; pip install 'tokendrop[{extra}]'") from None
 
 
+def job_to_train(job: str | Path, overrides: Sequence[str]) -> ExperimentConfig:
+    """A job with absolute paths of its results, by one Ray whose inner parts tokendrop.launch knows."""
+    import ray
+
+    config = load_job(job, overrides)
+    if not ray.__version__.startswith(_RAY):
+        raise UserError(f"Ray {ray.__version__} is installed; want {_RAY}*, whose inner parts tokendrop.launch knows")
+    from tokendrop.launch.results import with_absolute_paths
+
+    return with_absolute_paths(config)
+
+
 def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
     """Train on Ray; a run that fails ends the command with one line and exit code 1."""
     import ray
     from ray.exceptions import RayError
     from ray.train import TrainingFailedError
 
-    if not ray.__version__.startswith(_RAY):
-        raise UserError(f"Ray {ray.__version__} is installed; want {_RAY}*, whose inner parts tokendrop.launch knows")
-    from tokendrop.launch.cluster import in_job_copy
+    from tokendrop.launch.results import tell_place
     from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.trainer import run_training
 
-    if in_job_copy(config.runs_folder):
-        say("note     the run lies in this job's temporary folder; to keep it, give runs_folder=/some/path")
+    tell_place(config)
     try:
         with stopping_in_time():
             return run_training(config, resume=resume)
@@ -259,12 +269,8 @@ def where_to_look(results: Sequence[dict[str, Any]], config: ExperimentConfig) -
     """Where to look at what was made."""
     lines = ["", *(f"run folder  {result['run']}" for result in results)]
     if config.track.uri and config.track.uri.startswith("sqlite:"):
-        from tokendrop.launch.cluster import in_job_copy
-        from tokendrop.track.mlflow import absolute_uri
-
-        uri = absolute_uri(config.track.uri) if in_job_copy(Path.cwd()) else config.track.uri
         mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
-        lines.append(f"curves      {mlflow} ui --backend-store-uri {uri}   then http://127.0.0.1:5000")
+        lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
     elif config.track.uri:
         lines.append(f"curves      {config.track.uri}, experiment {config.track.experiment}")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -17,9 +18,10 @@ from typing import NamedTuple
 import pytest
 
 from checkouts import MIB, free_ports, make_folder
-from tokendrop.launch.cluster import in_job_copy
 from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
 from tokendrop.train.committed import read_meta
+
+TOKEN = secrets.token_hex(32)
 
 
 class Head(NamedTuple):
@@ -28,6 +30,8 @@ class Head(NamedTuple):
     address: str
     folder: Path
     environment: dict[str, str]
+    results: Path
+    """Where jobs keep what they write that name relative paths."""
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -52,7 +56,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         if not name.startswith("RAY_") and name not in ("PYTHONPATH", "VIRTUAL_ENV")
     }
     environment |= {
-        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
+        "TOKENDROP_RESULTS": str(temporary / "results"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "PATH": f"{python.parent}{os.pathsep}{environment['PATH']}",
@@ -84,7 +90,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         address = f"http://127.0.0.1:{dashboard}"
         wait_for_nodes(address)
         folder = make_folder(tmp_path_factory.mktemp("user") / "my work")
-        yield Head(address, folder, environment)
+        yield Head(address, folder, environment, temporary / "results")
     finally:
         process.terminate()
         try:
@@ -115,7 +121,10 @@ def wait_for_nodes(address: str, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(f"{address}/nodes?view=summary", timeout=5) as answer:
+            asked = urllib.request.Request(
+                f"{address}/nodes?view=summary", headers={"Authorization": f"Bearer {TOKEN}"}
+            )
+            with urllib.request.urlopen(asked, timeout=5) as answer:
                 if json.load(answer)["data"]["summary"]:
                     return
         except (OSError, ValueError):
@@ -134,8 +143,8 @@ def test_ray_job_submit_needs_nothing_but_the_dependencies(head: Head):
 
     assert done.returncode == 0, done.stdout + done.stderr
     run = Path(next(line for line in done.stdout.splitlines() if line.startswith("run folder")).split(None, 2)[2])
-    assert in_job_copy(run)
-    assert "the run lies in this job's temporary folder" in done.stdout
+    assert run.parent == head.results / "runs"
+    assert f"results  {run.parent}; TOKENDROP_RESULTS in the environment" in done.stdout
     assert "core_worker.cc" not in done.stdout + done.stderr  # which Ray's own complaints name
     assert read_meta(latest_checkpoint(run))["name"] == "tiny"
     assert not (head.folder / "runs").exists()

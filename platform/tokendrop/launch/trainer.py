@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tokendrop.launch.orders import ORDERS
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import DeviceTorchConfig
 from tokendrop.launch.quiet import QuietTorchTrainer, end_idle_actors
+from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on, check_same_rows
 from tokendrop.launch.room import check_room, legal_sizes, resources_of, text_of
 from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
@@ -31,7 +31,7 @@ from tokendrop.launch.worker import WorkerTask, held_out_rows, run_worker
 from tokendrop.models.build import check_trainable
 from tokendrop.render import say
 from tokendrop.track.journal import note_loss
-from tokendrop.track.mlflow import MlflowMirror, absolute_uri
+from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import (
     CHECKPOINTS,
     begun_run,
@@ -56,6 +56,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         UserError: the job is wrong, or another driver trains this very run; nothing was started.
         ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
     """
+    config = with_absolute_paths(config)
     check_trainable(config.model)
     check_strategy(config.train)
     resume = resume or begun_run(config)
@@ -63,7 +64,6 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         check_goes_on(config, resume)
     connect()
     check_room(config)
-    config = replace(config, track=replace(config.track, uri=absolute_uri(config.track.uri)))
     with HeadWatch() as head, Preparation(config) as preparation:
         data = preparation.wait()
         if resume is not None:

@@ -1,5 +1,6 @@
 """One worker: build, attach, restore, run the loop."""
 
+import platform
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -13,16 +14,19 @@ from numpy.typing import NDArray
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.batches import MicroBatches, Samples, text_batch
 from tokendrop.data.rows import MappedSamples, Rows, held_out_ids, sample_order
+from tokendrop.errors import UserError
 from tokendrop.launch.orders import Orders
 from tokendrop.method import Dropping, attach
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal
-from tokendrop.track.run_folder import CHECKPOINTS
+from tokendrop.track.run_folder import CHECKPOINTS, JOB
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.device import compile_layers, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engine import Engine
 from tokendrop.train.engines.build import apply_strategy
 from tokendrop.train.loop import Parts, train
+
+_SEEN_WITHIN_S = 10.0  # what one machine writes to shared storage, by the others
 
 HeldOut = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Sample ids and rows."""
@@ -50,6 +54,7 @@ def run_worker(
     """
     config, called = task.config, time.time()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    check_shared(task.run)
     device = pick_device(local_rank)
     tune_cpu(config.scaling.cpus_per_worker)
     engine, dropping = build_engine(config, device)
@@ -81,6 +86,18 @@ def run_worker(
         pause=orders.asked if orders else never,
     )
     follow(config, parts, orders, start=start)
+
+
+def check_shared(run: Path) -> None:
+    """Raises UserError where this worker does not see the run's folder, which the driver has made."""
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while not (run / JOB).is_file():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"runs_folder: {run} is not to be seen on {platform.node()}, where a worker runs; want a folder that"
+                " all machines share"
+            )
+        time.sleep(0.2)
 
 
 def follow(config: ExperimentConfig, parts: Parts, orders: Orders | None, *, start: int) -> None:

@@ -156,12 +156,10 @@ def _client(uri: str | None) -> Any:
     return MlflowClient(tracking_uri=uri)
 
 
-def absolute_uri(uri: str | None) -> str | None:
-    """A tracking URI that means the same from every folder: the path of a local SQLite file, made absolute."""
-    relative = (uri or "").removeprefix(_SQLITE)
-    if uri is None or relative == uri or relative.startswith("/"):
-        return uri
-    return f"{_SQLITE}{Path(relative).absolute()}"
+def absolute_uri(uri: str | None, folder: Path) -> str | None:
+    """A tracking URI that means the same from every folder: a local SQLite file's path, relative to `folder` before."""
+    path = (uri or "").removeprefix(_SQLITE)
+    return uri if uri is None or path == uri else f"{_SQLITE}{folder / path}"
 
 
 def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]]:

@@ -1,0 +1,48 @@
+"""What a run writes lies where it was told to, from any folder and on every machine."""
+
+from pathlib import Path
+
+import pytest
+
+from checkouts import make_folder
+from tokendrop.config.load import load_job
+from tokendrop.errors import UserError
+from tokendrop.launch import worker
+from tokendrop.launch.results import with_absolute_paths
+from tokendrop.launch.worker import WorkerTask, run_worker
+
+TRACKED = ("track.uri=sqlite:///mlflow.db", "data.folder=shards")
+
+
+def places(folder: Path) -> list[str]:
+    config = with_absolute_paths(load_job(folder / "jobs" / "tiny.yaml", TRACKED))
+    assert with_absolute_paths(config) == config
+    return [config.runs_folder, config.data.folder, config.track.uri or ""]
+
+
+def test_relative_paths_mean_the_folder_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = make_folder(tmp_path / "user")
+    monkeypatch.chdir(checkout)
+    assert places(checkout) == [f"{checkout}/runs", f"{checkout}/shards", f"sqlite:///{checkout}/mlflow.db"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_submitted_job_keeps_its_results_out_of_the_folder_that_ray_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    copy = make_folder(tmp_path / "working_dir_files" / "_ray_pkg_0")
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TOKENDROP_RESULTS", str(tmp_path / "kept") if named else "")
+    monkeypatch.chdir(copy)
+    kept = tmp_path / "kept" if named else home / "tokendrop"
+    assert places(copy) == [f"{kept}/runs", f"{kept}/shards", f"sqlite:///{kept}/mlflow.db"]
+
+
+def test_a_worker_that_does_not_see_the_runs_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_SEEN_WITHIN_S", 0.0)
+    config = load_job(make_folder(tmp_path / "user") / "jobs" / "tiny.yaml")
+    with pytest.raises(
+        UserError, match=r"^runs_folder: \S+/elsewhere is not to be seen on \S+, where a worker runs; want "
+    ):
+        run_worker(WorkerTask(config=config, run=tmp_path / "elsewhere", data=tmp_path))
