@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.run import ScalingConfig
 from tokendrop.data.commit import alone_in
-from tokendrop.errors import first_line
+from tokendrop.errors import StorageError, UserError, first_line, storage_failure
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.following import Follower
 from tokendrop.launch.head_watch import HeadWatch
@@ -160,7 +160,8 @@ class LossNote(ray.train.UserCallback):
         self.run = run
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        note_loss(self.run, cause_of(worker_exceptions))
+        if not any(isinstance(error, UserError) for error in worker_exceptions.values()):  # which end the run
+            note_loss(self.run, cause_of(worker_exceptions))
 
 
 def cause_of(failures: Mapping[int, Exception]) -> str:
@@ -173,7 +174,13 @@ def _train_loop(settings: dict[str, Any]) -> None:
     task: WorkerTask = settings["task"]
     orders = ORDERS if task.config.scaling.mode == "schedule" else None
     local_rank = ray.train.get_context().get_local_rank()
-    run_worker(task, local_rank=local_rank, samples=_streamed_samples(task), orders=orders)
+    try:
+        run_worker(task, local_rank=local_rank, samples=_streamed_samples(task), orders=orders)
+    except Exception as error:
+        if said := storage_failure(error):
+            go_on = f"with room there, 'tokendrop train --resume {task.run}' goes on"
+            raise StorageError(f"{task.run}: can't be written ({said}); what is committed stays; {go_on}") from None
+        raise
 
 
 def _streamed_samples(task: WorkerTask) -> StreamedSamples | None:
