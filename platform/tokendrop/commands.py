@@ -23,6 +23,7 @@ from tokendrop.render import (
     plan_result,
     plan_text,
     print_json,
+    print_text,
     profile_text,
     say,
 )
@@ -36,7 +37,7 @@ def plan(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"name": config.name, **plan_result(plan, fixed=fixed, profile=profile)})
     else:
-        print(plan_text(config.name, plan, fixed=fixed, profile=profile))
+        print_text(plan_text(config.name, plan, fixed=fixed, profile=profile))
 
 
 def profile(options: argparse.Namespace) -> None:
@@ -53,7 +54,7 @@ def profile(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"file": str(out), "profile": asdict(measured)})
     else:
-        print(profile_text(measured, str(out)))
+        print_text(profile_text(measured, str(out)))
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -82,7 +83,7 @@ def prepare(options: argparse.Namespace) -> None:
         print_json({"folder": str(folder), **counts, "rows": rows})
     else:
         parts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        print(f"{folder}: {parts}; rows: " + ", ".join(f"{count:,} {split}" for split, count in rows.items()))
+        print_text(f"{folder}: {parts}; rows: " + ", ".join(f"{count:,} {split}" for split, count in rows.items()))
 
 
 def train(options: argparse.Namespace) -> None:
@@ -100,9 +101,11 @@ def train(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result)
     else:
-        print(comparison_text([result], [config.name]))
-        print(f"layer tokens saved: {result['layer_token_saving']:.1%}   FLOPs saved: {result['flops_saving']:.1%}")
-        print(where_to_look([result], config))
+        print_text(comparison_text([result], [config.name]))
+        print_text(
+            f"layer tokens saved: {result['layer_token_saving']:.1%}   FLOPs saved: {result['flops_saving']:.1%}"
+        )
+        print_text(where_to_look([result], config))
 
 
 def compare(options: argparse.Namespace) -> None:
@@ -111,8 +114,8 @@ def compare(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"runs": results})
     else:
-        print("\n" + comparison_text(results, [config.name for config in configs]))
-        print(where_to_look(results, configs[0]))
+        print_text("\n" + comparison_text(results, [config.name for config in configs]))
+        print_text(where_to_look(results, configs[0]))
 
 
 def sync(options: argparse.Namespace) -> None:
@@ -125,13 +128,15 @@ def sync(options: argparse.Namespace) -> None:
     mirror = MlflowMirror(options.run_folder, config)
     try:
         mirror.sync()
+    except UserError:
+        raise
     except Exception as error:  # MLflow's clients raise whatever their transport does
-        print(f"tokendrop: {config.track.uri} can't be reached ({error})", file=sys.stderr)
+        say(f"tokendrop: {config.track.uri} can't be reached ({error})")
         sys.exit(1)
     if options.json:
         print_json({"mlflow_run_id": mirror.run_id})
     else:
-        print(f"MLflow run {mirror.run_id} at {config.track.uri} has everything")
+        print_text(f"MLflow run {mirror.run_id} at {config.track.uri} has everything")
 
 
 def submit(options: argparse.Namespace) -> None:
@@ -168,7 +173,7 @@ def cluster_up(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"address": cluster.address, "dashboard": cluster.dashboard, "environment": cluster.environment})
     else:
-        print(addresses_text(cluster.dashboard, cluster.environment))
+        print_text(addresses_text(cluster.dashboard, cluster.environment))
 
 
 def cluster_status(options: argparse.Namespace) -> None:
@@ -184,7 +189,7 @@ def cluster_status(options: argparse.Namespace) -> None:
     if options.json:
         print_json(status)
     else:
-        print(cluster_text(status) if cluster else "no local cluster is up; 'tokendrop cluster up' starts one")
+        print_text(cluster_text(status) if cluster else "no local cluster is up; 'tokendrop cluster up' starts one")
 
 
 def cluster_down(options: argparse.Namespace) -> None:
@@ -194,7 +199,7 @@ def cluster_down(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"stopped": stopped.address if stopped else None})
     else:
-        print(f"stopped {stopped.address}" if stopped else "no local cluster was up")
+        print_text(f"stopped {stopped.address}" if stopped else "no local cluster was up")
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -206,7 +211,7 @@ def evaluate(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result)
     else:
-        print(evaluation_text(result))
+        print_text(evaluation_text(result))
 
 
 def export(options: argparse.Namespace) -> None:
@@ -217,7 +222,7 @@ def export(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"folder": str(folder)})
     else:
-        print(f"{folder}: a GPT-2 for transformers' AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+        print_text(f"{folder}: a GPT-2 for transformers' AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tokendrop.errors import UserError
-from tokendrop.render import bench_text, print_json, say
+from tokendrop.render import bench_text, print_json, print_text, say
 
 
 def bench(options: argparse.Namespace) -> None:
@@ -18,7 +18,7 @@ def bench(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result)
     else:
-        print(bench_text(result))
+        print_text(bench_text(result))
 
 
 def _step(options: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tokendrop.errors import UserError
-from tokendrop.render import print_json, progress_line
+from tokendrop.render import print_json, print_text, progress_line
 from tokendrop.render_data import audit_text, sample_text, stats_text, verify_text
 
 
@@ -19,7 +19,7 @@ def audit(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result)
     else:
-        print(audit_text(result))
+        print_text(audit_text(result))
     if not found.is_clean:
         sys.exit(1)
 
@@ -29,7 +29,7 @@ def show(options: argparse.Namespace) -> None:
 
     result = asdict(find_sample(shards_folder(options.path), options.sample, options.split))
     if options.json:
-        print_json(result)
+        print_json(result, is_corpus=True)
     else:
         print(sample_text(result))
 
@@ -41,7 +41,7 @@ def stats(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result)
     else:
-        print(stats_text(result))
+        print_text(stats_text(result))
 
 
 def verify(options: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ def verify(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result)
     else:
-        print(verify_text(result))
+        print_text(verify_text(result))
     if found.damaged:
         sys.exit(1)
 

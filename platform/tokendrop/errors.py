@@ -4,6 +4,8 @@ import errno
 import os
 import traceback
 
+from tokendrop.secrets import redact
+
 _NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -14,6 +16,9 @@ class UserError(ValueError):
     """
 
     exit_code = 2
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(redact(sentence))
 
 
 class DamagedDataError(UserError):
@@ -36,4 +41,5 @@ def storage_failure(error: BaseException) -> str | None:
 
 def first_line(error: BaseException) -> str:
     """The first line of what an exception of a library says, short enough to stand within a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:120]
+    text = redact(str(error))  # before it is cut, where a secret would not be known as one any more
+    return (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:120]

@@ -11,18 +11,28 @@ from typing import Any
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.schedule.scaling import Estimate, estimate
+from tokendrop.secrets import redact, redact_all
 
 _MOST_ROWS, _MOST_RESIZES = 16, 8
 
 
-def print_json(result: Mapping[str, Any]) -> None:
-    """One JSON object on standard output."""
-    sys.stdout.write(json.dumps(result, indent=1) + "\n")
+def print_json(result: Mapping[str, Any], *, is_corpus: bool = False) -> None:
+    """One JSON object on standard output.
+
+    Args:
+        is_corpus: whether it holds text of a corpus, which is shown as it is.
+    """
+    sys.stdout.write(json.dumps(result if is_corpus else redact_all(result), indent=1) + "\n")
+
+
+def print_text(text: str) -> None:
+    """A result on standard output."""
+    print(redact(text))
 
 
 def say(text: str) -> None:
     """A line on standard error, beside the results on standard output."""
-    print(text, file=sys.stderr, flush=True)
+    print(redact(text), file=sys.stderr, flush=True)
 
 
 class StatusLine:
@@ -43,7 +53,8 @@ class StatusLine:
         now = time.monotonic()
         if always or now >= self._due:
             self._shown, self._due = now, now + self._every_s
-            sys.stderr.write(f"\r\x1b[K{text()}" if self.is_terminal else f"{text()}\n")
+            shown = redact(text())
+            sys.stderr.write(f"\r\x1b[K{shown}" if self.is_terminal else f"{shown}\n")
             sys.stderr.flush()
 
     def end(self) -> None:

@@ -1,28 +1,26 @@
 """A run folder and its mirror in MLflow: real databases, a real server that comes late."""
 
 import math
-import os
-import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from checkouts import free_ports
+from servers import server
 from tokendrop.cli import main
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
+from tokendrop.config.run import CheckpointConfig
 from tokendrop.launch import watch
 from tokendrop.launch.watch import Watcher
 from tokendrop.track.journal import Journal
-from tokendrop.track.mlflow import METRICS, MlflowMirror, flat
+from tokendrop.track.mlflow import METRICS, STATE, MlflowMirror, flat
 from tokendrop.track.run_folder import DATA, ENVIRONMENT, JOB, PLAN
 from tokendrop.train.report import StepReport
 from tokendrop.train.sealed import seal_json, seal_text
@@ -47,10 +45,10 @@ def report(step: int) -> StepReport:
     )
 
 
-def run_folder(tmp_path: Path, uri: str) -> tuple[Path, ExperimentConfig]:
-    config = load_job(QUICKSTART, [f"track.uri={uri}"])
+def run_folder(tmp_path: Path, uri: str, *overrides: str) -> tuple[Path, ExperimentConfig]:
+    config = load_job(QUICKSTART, [f"track.uri={uri}", *overrides])
     folder = tmp_path / "quickstart-random-ltd-20260101-120000"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / JOB).write_text(seal_text(dump_job(config)))
     for name in (PLAN, ENVIRONMENT):
         (folder / name).write_text(seal_json({}))
@@ -145,26 +143,65 @@ def test_a_resumed_run_is_running_again(tmp_path: Path, sqlite: str) -> None:
         assert MlflowClient(sqlite).get_run(mirror.run_id).info.status == status
 
 
-@contextmanager
-def server(folder: Path, port: int) -> Iterator[psutil.Process]:
-    """A real MLflow server on `port`, and its process."""
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--workers", "1"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    env = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
-                break
-            except OSError:
-                assert process.poll() is None, "the server died"
-                time.sleep(0.1)
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
+def runs_at(uri: str) -> list[Run]:
+    client = MlflowClient(uri)
+    return list(client.search_runs([one.experiment_id for one in client.search_experiments()]))
+
+
+def test_runs_of_one_name_in_two_folders_are_two_runs(tmp_path: Path, sqlite: str) -> None:
+    for place in ("here", "there"):
+        folder, config = run_folder(tmp_path / place, sqlite)
+        MlflowMirror(folder, config).sync()
+    assert {Path(run.data.tags["tokendrop.folder"]).parent.name for run in runs_at(sqlite)} == {"here", "there"}
+
+
+DAMAGED = {
+    "empty": b"",
+    "torn": b'{"run_id": "x", "desc',
+    "of another kind": b"[1]",
+    "with another value": b'{"run_id": 5, "offset": "x"}',
+    "with a negative offset": b'{"offset": -1}',
+    "no text": b"\xff\x00",
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_state_is_told_of_and_everything_is_sent_again_once(
+    tmp_path: Path, sqlite: str, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    folder, config = run_folder(tmp_path, sqlite)
+    train_on(folder, range(1, 9), commit=8)
+    first = MlflowMirror(folder, config)
+    first.sync()
+    train_on(folder, range(9, 13), commit=12)
+    (folder / STATE).write_bytes(content)
+    assert not caplog.records
+    late = MlflowMirror(folder, replace(config, checkpoint=CheckpointConfig(keep=7)))  # as a resume may have it
+    assert [record.message for record in caplog.records] == [
+        f"mlflow   {folder / STATE} is damaged; MLflow is told everything again"
+    ]
+    late.sync("FINISHED")
+    assert late.run_id == first.run_id is not None
+    (run,) = runs_at(sqlite)
+    assert run.info.status == "FINISHED"
+    points = MlflowClient(sqlite).get_metric_history(late.run_id, "loss/train")
+    assert sorted(point.step for point in points) == list(range(1, 13))
+
+
+def test_a_perplexity_beyond_all_floats_is_recorded(tmp_path: Path, sqlite: str) -> None:
+    folder, config = run_folder(tmp_path, sqlite)
+    journal = Journal(folder, rank=0, world_size=1, start=0)
+    for step, loss in enumerate([709.0, 710.0, math.inf, math.nan], start=1):
+        journal.record(replace(report(step), loss=loss, val_loss=loss), [step])
+    journal.commit(4)
+    mirror = MlflowMirror(folder, config)
+    mirror.sync("FINISHED")
+    assert mirror.run_id is not None
+    told = history(sqlite, mirror.run_id, "perplexity/validation")
+    assert told[1] == math.exp(709.0)
+    assert told[2] == told[3] >= sys.float_info.max
+    assert math.isnan(told[4])
 
 
 def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import ceil
 
 from tokendrop.config.data import DataConfig, PairsConfig
@@ -13,9 +13,10 @@ from tokendrop.config.train import TrainConfig
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.plan import RunPlan, build_plan
+from tokendrop.secrets import redact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExperimentConfig:
     """One run, whole; rules over two branches are checked here."""
 
@@ -41,6 +42,12 @@ class ExperimentConfig:
         if self.model.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
             raise ValueError(f"data.pairs: only a model of kind bert reads pairs of sentences, not '{self.model.kind}'")
         self.plan()
+
+    def __repr__(self) -> str:
+        """Without secrets: Ray shows it to everybody in its dashboard."""
+        return redact(
+            f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))})"
+        )
 
     @property
     def tokens_per_step(self) -> int:

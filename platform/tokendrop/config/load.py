@@ -14,13 +14,16 @@ from tokendrop.config.files import Tree, kind_of, parse, profile_mapping, read_m
 from tokendrop.errors import UserError
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Duration
+from tokendrop.secrets import HIDDEN, redact_all, restored, variables
 
 _TOO_LARGE = 2**63  # for torch, numpy and Parquet alike
 
 
-def load_job(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
+def load_job(path: str | Path, overrides: Sequence[str] = (), *, to_run: bool = True) -> ExperimentConfig:
     """Read a job file, apply `key=value` overrides with dotted keys, and check the whole.
 
+    Args:
+        to_run: whether secrets that are hidden in the file are needed; they are taken from the environment.
     Raises:
         UserError: the file, a key or a value is wrong; the message names it.
     """
@@ -28,6 +31,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfi
         tree = _read(Path(path), depth=0)
         for override in overrides:
             _override(tree, override)
+        tree = _whole(tree, "", path) if to_run else tree
     except RecursionError:
         raise UserError(f"{path}: a branch of this job holds itself") from None
     try:
@@ -37,13 +41,32 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentConfi
 
 
 def dump_job(config: ExperimentConfig) -> str:
-    """The resolved job as YAML; `load_job` reads it back to an equal configuration."""
+    """The resolved job as YAML, without its secrets; `load_job` reads it back to an equal configuration."""
     return dump(config)
 
 
 def dump(config: ExperimentConfig | DeviceProfile) -> str:
     """A job or a device profile as YAML, every key of it."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.safe_dump(redact_all(_plain(config)), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _whole(value: Any, key: str, path: str | Path) -> Any:
+    """A branch of a job with what was hidden in it; UserError where the environment does not have that."""
+    if isinstance(value, dict):
+        return {name: _whole(below, _join(key, name), path) for name, below in value.items()}
+    if isinstance(value, list):
+        return [_whole(below, f"{key}[{number}]", path) for number, below in enumerate(value)]
+    if not isinstance(value, str) or HIDDEN not in value:
+        return value
+    is_tracking = key == "track.uri"
+    whole = restored(value, is_tracking=is_tracking)
+    if whole is None:
+        names = variables(value, is_tracking=is_tracking)
+        raise UserError(
+            f"{path}: {key}: {value}: its secret was not written down; give {key.partition('[')[0]}=... on the command"
+            " line" + (f", or set {names}" if names else "")
+        )
+    return whole
 
 
 def _read(path: Path, *, depth: int) -> Tree:

@@ -15,6 +15,7 @@ import pyarrow.fs as pafs
 
 from tokendrop.data.python_corpus import write_python_corpus
 from tokendrop.errors import UserError
+from tokendrop.secrets import HIDDEN, redact
 
 SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet", ".arrow", ".txt")
 
@@ -172,5 +173,5 @@ def reaching(complaint: str) -> Iterator[None]:
 
 def _public(text: str) -> str:
     """Without the credentials that a URI may carry before its host or in its query."""
-    without_user = re.sub(r"://(?:[^/@\s]*:[^@\s]*@|[^/@\s]*@)", "://", text)
+    without_user = re.sub(r"://(?:[^/@\s]*:[^@\s]*@|[^/@\s]*@)", "://", redact(text).replace(f"{HIDDEN}@", ""))
     return re.sub(r"(://[^?\s]*)\?\S*", r"\1", without_user)

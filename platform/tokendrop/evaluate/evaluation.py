@@ -9,6 +9,7 @@ from tokendrop.evaluate.harness import run_tasks
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.evaluate.perplexity import held_out_loss
 from tokendrop.render import say, table
+from tokendrop.secrets import redact
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.committed import read_meta
@@ -53,7 +54,7 @@ def log_to_mlflow(run: Path, result: Mapping[str, Any]) -> None:
         if config.track.uri is not None:
             MlflowMirror(run, config).log_evaluation(flat_metrics(result), result["step"])
     except Exception as error:  # tracking must never fail an evaluation, whatever a server or its client does
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = redact(" ".join(str(error).split()))[:120] or type(error).__name__
         say(f"mlflow   not reached ({reason}); the results are in this output alone")
 
 

@@ -13,6 +13,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 
 from tokendrop.errors import UserError
+from tokendrop.secrets import redact
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -29,7 +30,7 @@ class Tasks(TaskManager):
         try:
             return super().load(task_list)
         except Exception as error:  # whatever a task's YAML, its functions and the data's reader raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
             offline = isinstance(error, ConnectionError) and os.environ.get("HF_HUB_OFFLINE") == "1"
             hint = "; set HF_HUB_OFFLINE=0 to let lm-eval download what is not on this machine" if offline else ""
             raise UserError(f"tasks: can't load {', '.join(map(str, task_list))} ({reason}){hint}") from None

@@ -32,6 +32,7 @@ from tokendrop.launch.preflight import (
     warn_about_paths,
 )
 from tokendrop.render import say
+from tokendrop.secrets import redact
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 
@@ -196,4 +197,4 @@ def _result(log: str) -> dict[str, Any] | None:
 
 
 def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")[:200]
+    return (redact(str(error)).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")[:200]

@@ -9,17 +9,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.commit import write_whole
+from tokendrop.errors import UserError
+from tokendrop.schedule.perplexity import perplexity
+from tokendrop.secrets import HIDDEN, redact, redact_all, restored, variables
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 from tokendrop.train.report import perplexity
 
-STATE = "mlflow.json"
+STATE, ID = "mlflow.json", "id.txt"
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 _BATCH, _PARAMS = 1000, 100  # metrics and parameters that one call of MLflow's API takes
 _SQLITE = "sqlite:///"
 _FORBIDDEN = re.compile(r"[^\w\-./ ]")  # in a metric's name
+_BEGIN: dict[str, Any] = {"run_id": None, "described": False, "offset": 0}
+_BEGIN |= {"status": "RUNNING", "status_sent": "RUNNING"}
 
 # metric in MLflow: field of StepReport
 METRICS = {
@@ -45,10 +52,7 @@ class MlflowMirror:
 
     def __init__(self, folder: Path, config: ExperimentConfig) -> None:
         self.folder, self.config = folder, config
-        self.state: dict[str, Any] = {"run_id": None, "described": False, "offset": 0}
-        self.state |= {"status": "RUNNING", "status_sent": "RUNNING"}
-        if (folder / STATE).exists():
-            self.state |= json.loads((folder / STATE).read_text())
+        self.state = _read_state(folder / STATE)
 
     @property
     def run_id(self) -> str | None:
@@ -100,15 +104,16 @@ class MlflowMirror:
             client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
 
     def _create(self, client: Any) -> str:
-        name = self.config.track.experiment
+        name = redact(self.config.track.experiment)
         experiment = client.get_experiment_by_name(name)
         experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, self._artifacts())
         # An earlier call may have been answered by a time-out after the server had done it.
-        known = client.search_runs([experiment_id], f"tags.`tokendrop.run` = '{self.folder.name}'", max_results=1)
+        known = client.search_runs([experiment_id], f"tags.`tokendrop.id` = '{_own_id(self.folder)}'", max_results=1)
         if known:
             return known[0].info.run_id
         plan = self.config.plan()
         tags = {
+            "tokendrop.id": _own_id(self.folder),
             "tokendrop.run": self.folder.name,
             "tokendrop.folder": str(self.folder),
             "method": self.config.drop.method,
@@ -117,14 +122,16 @@ class MlflowMirror:
             "seed": str(self.config.seed),
             "layer_token_saving": f"{plan.layer_token_saving():.1%}",
         }
-        return client.create_run(experiment_id, run_name=self.config.name, tags=tags).info.run_id
+        return client.create_run(experiment_id, run_name=self.config.name, tags=redact_all(tags)).info.run_id
 
     def _artifacts(self) -> str | None:
         """A place beside a local SQLite file; by default it would be below the folder of whoever is first."""
         path = (self.config.track.uri or "").removeprefix(_SQLITE)
         if path == self.config.track.uri:
             return None  # a server has a place of its own
-        return (Path(path).absolute().parent / "mlruns" / _FORBIDDEN.sub("-", self.config.track.experiment)).as_uri()
+        return (
+            Path(path).absolute().parent / "mlruns" / _FORBIDDEN.sub("-", redact(self.config.track.experiment))
+        ).as_uri()
 
     def _describe(self, client: Any) -> None:
         """Send the files that describe the run, then the job's settings, which MLflow takes once and for all."""
@@ -132,19 +139,52 @@ class MlflowMirror:
 
         for file in (JOB, PLAN, ENVIRONMENT):
             client.log_artifact(self.run_id, str(self.folder / file))
-        params = [Param(key, value) for key, value in flat(asdict(self.config)).items()]
+        known = client.get_run(self.run_id).data.params  # of an earlier attempt
+        settings = redact_all(flat(asdict(self.config)))
+        params = [Param(key, value) for key, value in settings.items() if key not in known]
         for first in range(0, len(params), _PARAMS):
             client.log_batch(self.run_id, params=params[first : first + _PARAMS])
 
     def _remember(self, **changes: Any) -> None:
         self.state |= changes
-        partial = self.folder / f".{STATE}"
-        partial.write_text(json.dumps(self.state))
-        partial.rename(self.folder / STATE)
+        write_whole(self.folder / STATE, json.dumps(self.state).encode())
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """What MLflow has by now; where the file is damaged all is sent again, and the MLflow run takes it once."""
+    if not path.exists():
+        return dict(_BEGIN)
+    try:
+        state = {**_BEGIN, **json.loads(path.read_text())}
+        kinds = {"run_id": str | None, "described": bool, "offset": int, "status": str, "status_sent": str}
+        if state["offset"] >= 0 and all(isinstance(state[key], kind) for key, kind in kinds.items()):
+            return state
+    except (OSError, ValueError, TypeError, RecursionError):
+        pass
+    logging.getLogger(__name__).warning("mlflow   %s is damaged; MLflow is told everything again", path)
+    return dict(_BEGIN)
+
+
+def _own_id(folder: Path) -> str:
+    """What a run is known by in MLflow, whatever its folder is called and wherever it lies; made once."""
+    path = folder / ID
+    if not (path.is_file() and re.fullmatch(rb"[0-9a-f]{32}\n", path.read_bytes())):
+        write_whole(path, f"{uuid4().hex}\n".encode())
+    return path.read_text().strip()
 
 
 def _client(uri: str | None) -> Any:
-    """MLflow's client; imported late, for it costs seconds, and told to give up rather than to wait for minutes."""
+    """MLflow's client; imported late, for it costs seconds, and told to give up rather than to wait for minutes.
+
+    Raises:
+        UserError: the secret of its address is hidden in the run folder, and not in the environment.
+    """
+    if uri and HIDDEN in uri:
+        whole = restored(uri, is_tracking=True)
+        if whole is None:
+            names = variables(uri, is_tracking=True)
+            raise UserError(f"track.uri: {uri}: its secret was not written down; set {names}")
+        uri = whole
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -104,7 +104,7 @@ def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
     read_sealed_text(folder / JOB)
     if (folder / PLAN).exists():
         read_sealed_json(folder / PLAN)
-    return load_job(folder / JOB), Path(read_sealed_text(folder / DATA).splitlines()[0])
+    return load_job(folder / JOB, to_run=False), Path(read_sealed_text(folder / DATA).splitlines()[0])
 
 
 def tokenizer_of(folder: Path) -> Path:
