@@ -88,7 +88,9 @@ def test_a_folder_for_runs_that_can_not_be_made_is_named(tmp_path, job):
 
 @pytest.mark.parametrize("option", ["rounds", "resizes", "stretch", "micro-batch"])
 def test_a_measurement_of_nothing_is_refused(complaint, option):
-    assert complaint("bench", "step", f"--{option}", "0") == f"--{option}: want at least 1, got 0"
+    assert complaint("bench", "step", f"--{option}", "0") == (
+        f"--{option}: want a whole number of at least 1, got '0'; see tokendrop bench --help"
+    )
 
 
 @pytest.mark.ray

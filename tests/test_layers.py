@@ -31,8 +31,9 @@ OURS["launch"] = set(OURS) - {"bench", "evaluate"}
 OURS["commands"] = set(OURS)
 OURS["commands_data"] = {"data", "errors", "render", "render_data", "track"}
 OURS["commands_bench"] = {"bench", "errors", "render"}
-OURS["cli_arguments"] = {"config"}
-OURS["cli"] = {"cli_arguments", "commands", "commands_bench", "commands_data", "errors", "launch"}
+OURS["arguments"] = {"config", "errors"}
+OURS["cli_arguments"] = {"arguments", "config"}
+OURS["cli"] = {"arguments", "cli_arguments", "commands", "commands_bench", "commands_data", "errors", "launch"}
 OURS["__main__"] = {"cli"}
 OURS["__init__"] = set()
 for one in set(OURS) - {"method", "schedule", "__init__", "__main__"}:
@@ -153,8 +154,8 @@ def test_modules_form_no_cycle() -> None:
 @pytest.mark.parametrize(
     "file",
     [
-        *("__main__.py", "cli.py", "cli_arguments.py", "commands.py", "commands_bench.py", "commands_data.py"),
-        *("render.py", "render_data.py"),
+        *("__main__.py", "arguments.py", "cli.py", "cli_arguments.py", "commands.py"),
+        *("commands_bench.py", "commands_data.py", "render.py", "render_data.py"),
     ],
 )
 def test_commands_import_nothing_heavy_until_they_need_it(file: str) -> None:
@@ -162,7 +163,7 @@ def test_commands_import_nothing_heavy_until_they_need_it(file: str) -> None:
     at_the_top = [node for node in tree(PACKAGE / file).body if isinstance(node, ast.Import | ast.ImportFrom)]
     reached = {one for node in at_the_top for one in imported(node)}
     assert {one[0] for one in reached} <= {"tokendrop", *sys.stdlib_module_names}
-    commands = {"cli", "cli_arguments", "commands", "commands_bench", "commands_data"}
+    commands = {"arguments", "cli", "cli_arguments", "commands", "commands_bench", "commands_data"}
     light = {*commands, "config", "errors", "render", "render_data", "schedule", "secrets"}
     assert {one[1] for one in reached if one[0] == "tokendrop" and len(one) > 1} <= light
 

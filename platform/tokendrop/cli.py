@@ -4,40 +4,28 @@ import argparse
 import atexit
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from tokendrop import cli_arguments, commands, commands_bench, commands_data
+from tokendrop.arguments import Command, Parser, end_quietly, tell_no_secrets
 from tokendrop.errors import UserError
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command, as `--help` tells of it."""
-
-    name: str
-    run: Callable[[argparse.Namespace], None]
-    arguments: Callable[[argparse.ArgumentParser], None]
-    about: str
-    example: str
-    more: str = ""
-    """What its own page says beside `about`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exit code 0 (done), 1 (run failed, data damaged), 2 (user's mistake), 130 (interrupted)."""
     from tokendrop.launch.loopback import keep_on_loopback
 
-    options = parse(arguments)
+    tell_no_secrets()
     keep_on_loopback()
     try:
+        options = parse(arguments)
         options.run(options)
         sys.stdout.flush()
     except UserError as error:
-        print(f"tokendrop: {error}", file=sys.stderr)
+        print(f"tokendrop: {' '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # whoever read the output, `| head` say, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        end_quietly()
     except KeyboardInterrupt:
         print("tokendrop: stopped", file=sys.stderr)
         # what ends at the exit, a Ray that was started here above all, but no destructors: those of a Ray that had
@@ -58,7 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
+    root = Parser(
         prog="tokendrop", description="Pretrain transformers with random-LTD on Ray, and measure what it saves."
     )
     groups = {"": root.add_subparsers(title="commands", required=True, metavar="COMMAND")}

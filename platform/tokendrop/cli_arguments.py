@@ -1,8 +1,8 @@
 """The arguments of each command."""
 
 import argparse
-from pathlib import Path
 
+from tokendrop.arguments import path, whole
 from tokendrop.config.model import GptConfig
 
 
@@ -17,14 +17,14 @@ def overrides(parser: argparse.ArgumentParser) -> None:
 
 def profile(parser: argparse.ArgumentParser) -> None:
     job(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a new .yaml file (default NAME.profile.yaml)")
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved repeats (default 3)")
+    parser.add_argument("--out", type=path, metavar="FILE", help="a new .yaml file (default NAME.profile.yaml)")
+    parser.add_argument("--rounds", type=whole(1), default=3, help="interleaved repeats (default 3)")
 
 
 def train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", help="job file (YAML); with --resume, the run's own when left out")
     overrides(parser)
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on from the last checkpoint of this run folder")
+    parser.add_argument("--resume", type=path, metavar="RUN", help="go on from the last checkpoint of this run folder")
 
 
 def compare(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +33,15 @@ def compare(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT")
-    parser.add_argument("--tasks", default="", metavar="A,B", help="names that lm-eval knows, or task files (.yaml)")
-    parser.add_argument("--include", type=Path, metavar="DIR", help="a folder of lm-eval task files")
-    parser.add_argument("--limit", type=int, metavar="N", help="documents of each task (default: all)")
+    parser.add_argument("path", type=path, metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("--tasks", metavar="A,B", help="names that lm-eval knows, or task files (.yaml)")
+    parser.add_argument("--include", type=path, metavar="DIR", help="a folder of lm-eval task files")
+    parser.add_argument("--limit", type=whole(1), metavar="N", help="documents of each task (default: all)")
 
 
 def export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="a new folder")
+    parser.add_argument("path", type=path, metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("--to", type=path, required=True, metavar="DIR", help="a new folder")
 
 
 def submit(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def submit(parser: argparse.ArgumentParser) -> None:
 
 
 def run_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run_folder", type=path, metavar="RUN", help="run folder")
 
 
 def cluster_up(parser: argparse.ArgumentParser) -> None:
@@ -73,12 +73,14 @@ def nothing(parser: argparse.ArgumentParser) -> None:
 
 
 def shards(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="PATH", help="folder of token shards, its manifest, or a run folder")
+    parser.add_argument("path", type=path, metavar="PATH", help="folder of token shards, its manifest, or a run folder")
 
 
 def show(parser: argparse.ArgumentParser) -> None:
     shards(parser)
-    parser.add_argument("--sample", type=int, required=True, metavar="ID", help="sample id, as ledgers have it")
+    parser.add_argument(
+        "--sample", type=whole(0, 2**63 - 1), required=True, metavar="ID", help="sample id, as ledgers have it"
+    )
     parser.add_argument(
         "--split", choices=["train", "validation", "test"], default="train", help="where it is from (default train)"
     )
@@ -87,12 +89,12 @@ def show(parser: argparse.ArgumentParser) -> None:
 def bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=["step", "overhead", "data", "elastic"])
     parser.add_argument("overrides", nargs="*", help="data, elastic: key=value overrides of the job")
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved repeats (default 7)")
+    parser.add_argument("--rounds", type=whole(1), default=7, help="interleaved repeats (default 7)")
     parser.add_argument("--preset", choices=list(GptConfig.PRESETS), help="step: model; by device when left out")
-    parser.add_argument("--micro-batch", type=int, default=8, help="step: sequences of one step (default 8)")
+    parser.add_argument("--micro-batch", type=whole(1), default=8, help="step: sequences of one step (default 8)")
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="step")
     parser.add_argument("--compile", action="store_true", help="step: torch.compile each layer")
-    parser.add_argument("--job", type=Path, help="overhead, data, elastic (default one of jobs/pretrain)")
-    parser.add_argument("--resizes", type=int, default=20, help="elastic: changes of workers (default 20)")
-    parser.add_argument("--stretch", type=int, default=30, help="elastic: steps between two of them (default 30)")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="elastic: draw its first run, as .svg or .png")
+    parser.add_argument("--job", type=path, help="overhead, data, elastic (default one of jobs/pretrain)")
+    parser.add_argument("--resizes", type=whole(1), default=20, help="elastic: changes of workers (default 20)")
+    parser.add_argument("--stretch", type=whole(1), default=30, help="elastic: steps between two of them (default 30)")
+    parser.add_argument("--picture", type=path, metavar="FILE", help="elastic: draw its first run, as .svg or .png")

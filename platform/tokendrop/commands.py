@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.files import unusable_path
 from tokendrop.config.load import dump, load_job
 from tokendrop.errors import UserError
 from tokendrop.render import (
@@ -45,8 +46,6 @@ def profile(options: argparse.Namespace) -> None:
     out = options.out or Path(f"{config.name}.profile.yaml")
     if out.suffix not in (".yaml", ".yml") or out.exists() or not out.absolute().parent.is_dir():
         raise UserError(f"--out {out}: want a new .yaml file in a folder that exists")
-    if options.rounds < 1:
-        raise UserError(f"--rounds: want at least 1, got {options.rounds}")
     from tokendrop.bench.profile import measure_profile
 
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, say=say)
@@ -206,7 +205,11 @@ def evaluate(options: argparse.Namespace) -> None:
     with needs_extra("eval"):
         from tokendrop.evaluate.evaluation import evaluate_run, evaluation_text
 
-    tasks = [task.strip() for task in options.tasks.split(",") if task.strip()]
+    tasks = [task.strip() for task in (options.tasks or "").split(",") if task.strip()]
+    if options.tasks is not None and not tasks:
+        raise UserError(f"--tasks: want names such as lambada_openai,piqa; got {options.tasks!r}")
+    if overlong := [task for task in tasks if unusable_path(task)]:
+        raise UserError(f"--tasks: {unusable_path(overlong[0])}")
     result = evaluate_run(options.path, tasks, include=options.include, limit=options.limit)
     if options.json:
         print_json(result)

@@ -11,9 +11,6 @@ from tokendrop.render import bench_text, print_json, print_text, say
 def bench(options: argparse.Namespace) -> None:
     if options.overrides and options.name not in ("data", "elastic"):
         raise UserError(f"bench {options.name}: takes no overrides, got {' '.join(options.overrides)}")
-    for name in ("rounds", "micro_batch", "resizes", "stretch"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')}: want at least 1, got {getattr(options, name)}")
     result = _NAMES[options.name](options)
     if options.json:
         print_json(result)

@@ -1,6 +1,8 @@
 """What is checked before a job's files are uploaded."""
 
 import json
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -224,3 +226,36 @@ def test_a_wrong_job_never_reaches_the_cluster(folder: Path, capsys: pytest.Capt
         main(["submit", "jobs/tiny.yaml", "train.lenght=3 steps"])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("tokendrop: jobs/tiny.yaml: train.lenght: unknown key")
+
+
+SECRET = "https://user:password@host"
+
+
+def test_a_secret_is_not_put_on_a_jobs_command_line(folder: Path, complaint):
+    said = complaint("submit", "jobs/tiny.yaml", f"track.uri={SECRET}")
+    assert said.startswith(
+        "track.uri: its secret would be seen in Ray's dashboard, in the job's command; want it in the"
+    )
+    assert "MLFLOW_TRACKING_PASSWORD" in said
+    config = load_job("jobs/tiny.yaml", ["data.corpus=[text/*, s3://key:secret@bucket/x.jsonl]"])
+    with pytest.raises(UserError, match=r"^data\.corpus: its secret would be seen .* absolute paths beside it"):
+        preflight.check_secrets(preflight.absolute_paths(config, folder))
+    preflight.check_secrets(["data.corpus=[s3://bucket/x.jsonl]", "track.uri=https://host"])
+
+
+CONNECT = """
+import sys
+import psutil
+from tokendrop.launch import cluster
+cluster._hide_secrets()
+print(psutil.Process().cmdline())
+"""
+
+
+@pytest.mark.parametrize("uri", [SECRET, "https://host"])
+def test_a_drivers_command_line_shows_no_secret(uri: str):
+    command = [sys.executable, "-c", CONNECT, f"track.uri={uri}", "train.length=3 steps"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "password" not in shown
+    assert "train.length=3 steps" in shown
+    assert ("<hidden>@host" in shown) == (uri == SECRET)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
+from tokendrop.config.files import not_a_folder
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfig:
@@ -21,6 +23,8 @@ class SourceConfig:
     def __post_init__(self) -> None:
         if not self.name or not all(letter.isalnum() or letter in "_." for letter in self.name):
             raise ValueError(f"name: want letters, digits, '_' and '.', got {self.name!r}")
+        if len(self.name.encode()) > 200:
+            raise ValueError(f"name: want at most 200 bytes, got {len(self.name.encode())}")
         if not self.corpus:
             raise ValueError("corpus: want at least one file, folder, glob or URI")
         if not self.weight > 0:
@@ -96,6 +100,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         if bool(self.corpus) == bool(self.sources):
             raise ValueError("want either corpus, with at least one file, folder, glob or URI, or sources")
+        for key, path in (("folder", self.folder), ("tokenizer", self.tokenizer)):
+            if path is not None and (reason := not_a_folder(path)):
+                raise ValueError(f"{key}: {reason}")
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"sources: want a name for each, got {', '.join(names)}")

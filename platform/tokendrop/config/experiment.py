@@ -7,6 +7,7 @@ from math import ceil
 
 from tokendrop.config.data import DataConfig, PairsConfig
 from tokendrop.config.drop import Clock, DropConfig
+from tokendrop.config.files import not_a_folder
 from tokendrop.config.model import BertConfig, GptConfig
 from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig, TrackConfig
 from tokendrop.config.train import TrainConfig
@@ -14,6 +15,8 @@ from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.secrets import redact
+
+_LONGEST_NAME = 200  # bytes; a run folder has a date behind it, and file systems take 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -39,6 +42,10 @@ class ExperimentConfig:
         for key, name in (("name", self.name), ("run", "unnamed" if self.run is None else self.run)):
             if not name.strip(".") or not all(letter.isalnum() or letter in "-_." for letter in name):
                 raise ValueError(f"{key}: want letters, digits, '-', '_' and '.', not dots alone, got {name!r}")
+            if len(name.encode()) > _LONGEST_NAME:
+                raise ValueError(f"{key}: want at most {_LONGEST_NAME} bytes, got {len(name.encode())}")
+        if reason := not_a_folder(self.runs_folder):
+            raise ValueError(f"runs_folder: {reason}")
         if self.model.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
             raise ValueError(f"data.pairs: only a model of kind bert reads pairs of sentences, not '{self.model.kind}'")
         self.plan()

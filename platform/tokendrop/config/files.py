@@ -1,16 +1,20 @@
 """YAML files, of jobs and of device profiles, into mappings; errors that name the file."""
 
+import stat
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from tokendrop.config.yaml_tree import parse_yaml
 from tokendrop.errors import UserError
+from tokendrop.secrets import redact
 
 Tree = dict[str, Any]
 _PROFILES = files("tokendrop") / "profiles"
+_MOST_BYTES = 2**20  # of a file; jobs have some thousand
+_SHOWN = 120  # letters of what is wrong, in a message
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes that Linux takes
 
 
 def read_mapping(path: Path, what: str, *, keys: str) -> Tree:
@@ -22,13 +26,22 @@ def read_mapping(path: Path, what: str, *, keys: str) -> Tree:
     Raises:
         UserError: it can't be read, or is none.
     """
+    if reason := unusable_path(str(path)):
+        raise UserError(f"{shown(path)}: can't read this {what} ({reason})")
     try:
+        found = path.stat()  # a pipe or a device would be waited for, perhaps for ever
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            reason = (
+                "Is a directory"
+                if stat.S_ISDIR(found.st_mode)
+                else f"want a regular file of at most {_MOST_BYTES} bytes"
+            )
+            raise UserError(f"{path}: can't read this {what} ({reason})")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: a {what} must be UTF-8 text") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: can't read this {what} ({reason})") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't read this {what} ({error.strerror or error})") from None
     tree = parse(text, str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path}: want a mapping of keys such as {keys}, got {kind_of(tree)}")
@@ -42,7 +55,7 @@ def parse(text: str, where: str) -> Any:
         UserError: it is not valid; the message begins with `where`.
     """
     try:
-        return yaml.safe_load(text)
+        return parse_yaml(text)
     except Exception as error:  # PyYAML lets other errors than its own escape: `!!int ""` is an IndexError
         raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
 
@@ -61,10 +74,36 @@ def profile_mapping(name: str, key: str) -> Tree:
     return read_mapping(Path(name), "device profile", keys="'speeds:' and 'within_node:'")
 
 
+def unusable_path(text: str) -> str | None:
+    """Why no file system here could have this path; None where one could."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        return f"want a path of UTF-8 text, got {shown(text)}"
+    if "\0" in text:
+        return f"want a path without NUL, got {shown(text)}"
+    if len(encoded) >= _LONGEST_PATH or max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:
+        return f"want a path of less than {_LONGEST_PATH} bytes, and {_LONGEST_NAME} in each name; got {shown(text)}"
+    return None
+
+
+def not_a_folder(text: str) -> str | None:
+    """Why this is no path of a folder or a file that every worker shares; None where it is one."""
+    if "://" in text:
+        return f"want a path that all workers share, no URI, got {shown(text)}"
+    return unusable_path(text)
+
+
+def shown(text: object) -> str:
+    """A path or a value in a message: all of it can be printed, there is not too much of it, and no secret in it."""
+    letters = "".join(letter if letter.isprintable() else "?" for letter in redact(str(text)))
+    return letters if len(letters) <= _SHOWN else f"{letters[:_SHOWN]}..."
+
+
 def kind_of(value: Any) -> str:
     """A value as messages call it."""
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
         return "a mapping"
-    return "a list" if isinstance(value, list) else repr(value)
+    return "a list" if isinstance(value, list) else shown(repr(value))

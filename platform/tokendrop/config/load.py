@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.files import Tree, kind_of, parse, profile_mapping, read_mapping
+from tokendrop.config.files import Tree, kind_of, parse, profile_mapping, read_mapping, shown
 from tokendrop.errors import UserError
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Duration
@@ -99,16 +99,16 @@ def _same_kind(below: Tree, over: Tree) -> bool:
 def _override(tree: Tree, text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UserError(f"override {text!r}: want key=value, such as train.steps=100")
+        raise UserError(f"override {shown(repr(text))}: want key=value, such as train.steps=100")
     *branches, leaf = key.split(".")
     for branch in branches:
         below = tree.get(branch)
         if below is None:
             below = tree[branch] = {}
         if not isinstance(below, dict):
-            raise UserError(f"override {text!r}: '{branch}' holds {kind_of(below)}, it has no keys below it")
+            raise UserError(f"override {shown(repr(text))}: '{branch}' holds {kind_of(below)}, it has no keys below it")
         tree = below
-    tree[leaf] = _merge(tree, {leaf: parse(value, f"override {text!r}")})[leaf]
+    tree[leaf] = _merge(tree, {leaf: parse(value, f"override {shown(repr(text))}")})[leaf]
 
 
 def build(target: Any, value: Any, path: str) -> Any:
@@ -143,7 +143,7 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
     fields = {_key(field): field for field in dataclasses.fields(target)}
     for key in value:
         if key not in fields:
-            raise UserError(f"{_join(path, key)}: unknown key{_suggestion(key, list(fields))}")
+            raise UserError(f"{_join(path, shown(key))}: unknown key{_suggestion(key, list(fields))}")
     for name, field in fields.items():
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if missing and name not in value:
@@ -205,6 +205,8 @@ def _scalar(target: Any, value: Any, path: str) -> Any:
     if target is bool and isinstance(value, bool):
         return value
     if target is str and isinstance(value, str):
+        if "\0" in value or not _is_utf8(value):
+            raise UserError(f"{path}: want text without NUL and without halves of characters, got {kind_of(value)}")
         return value
     number = _number(value)
     if target is float and number is not None:
@@ -214,6 +216,14 @@ def _scalar(target: Any, value: Any, path: str) -> Any:
     names = {bool: "true or false", str: "text", float: "a number", int: "a whole number"}
     limit = " below 2**63" if _is_number(value) and abs(value) >= _TOO_LARGE else ""
     raise UserError(f"{path}: want {names[target]}{limit}, got {kind_of(value)}")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _number(value: Any) -> int | float | None:

@@ -2,17 +2,21 @@
 
 import logging
 import os
+import shlex
 import signal
+import sys
 import threading
 from pathlib import Path
 
 import ray
+from ray._raylet import setproctitle  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import RayError
 
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.head import check_answers
 from tokendrop.launch.local_ray import start_local_ray
 from tokendrop.render import say
+from tokendrop.secrets import redact
 
 _SOURCE_ROOT = Path(__file__).parents[2]
 
@@ -48,6 +52,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     if address:
         # a submitted job may set PYTHONPATH too; the one here goes on from it
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+        _hide_secrets()
         try:
             say(f"connect  to the Ray cluster at {address}")
             check_answers(address)
@@ -64,6 +69,13 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     start_local_ray(cpus, **quiet)
     _heed_sigterm()
     _alone = True
+
+
+def _hide_secrets() -> None:
+    """Ray shows a driver's command line in its dashboard, where its arguments may hold secrets; `ps` shows it too."""
+    command = shlex.join(sys.orig_argv)
+    if (shown := redact(command)) != command:
+        setproctitle(shown)
 
 
 def _heed_sigterm() -> None:

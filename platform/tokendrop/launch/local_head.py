@@ -25,6 +25,7 @@ MARK = "TOKENDROP_CLUSTER"
 
 _OBJECT_STORE_BYTES = 400 * 2**20  # of each node, as in a cluster that serves one process
 _SHOWN = ("CPU", "GPU")
+_MOST_NODES, _MOST_CORES, _MOST_IDLE_S = 64, 1024, 10**6  # each node is some processes of this machine
 
 
 class ClusterError(RuntimeError):
@@ -49,15 +50,17 @@ class ClusterSize:
             size = cls(min_nodes=int(least), max_nodes=int(most if dots else least), **others)
         except ValueError:
             raise UserError(f"--nodes {nodes}: want a number or a range, such as 2 or 1..4") from None
-        if not 0 <= size.min_nodes <= size.max_nodes or size.max_nodes == 0:
-            raise UserError(f"--nodes {nodes}: want a range that goes up and ends at 1 or more, such as 0..4")
-        for option, value, lowest in (
-            ("--cpus-per-node", size.cpus_per_node, 1),
-            ("--gpus-per-node", size.gpus_per_node, 0),
-            ("--idle-timeout", size.idle_timeout_s, 1),
+        if not 0 <= size.min_nodes <= size.max_nodes or not 1 <= size.max_nodes <= _MOST_NODES:
+            raise UserError(
+                f"--nodes {nodes}: want a range that goes up and ends at 1 or more, {_MOST_NODES} at most, such as 0..4"
+            )
+        for option, value, lowest, highest in (
+            ("--cpus-per-node", size.cpus_per_node, 1, _MOST_CORES),
+            ("--gpus-per-node", size.gpus_per_node, 0, _MOST_CORES),
+            ("--idle-timeout", size.idle_timeout_s, 1, _MOST_IDLE_S),
         ):
-            if not lowest <= value < float("inf"):
-                raise UserError(f"{option} {value:g}: want at least {lowest}")
+            if not lowest <= value <= highest:
+                raise UserError(f"{option} {value:g}: want {lowest} to {highest:,}")
         return size
 
 

@@ -5,11 +5,11 @@ import json
 import logging
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from ray._private.ray_constants import (
     DASHBOARD_CLIENT_MAX_SIZE,
     RAY_RUNTIME_ENV_IGNORE_GITIGNORE,
@@ -18,8 +18,10 @@ from ray._private.ray_constants import (
 from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.files import read_mapping
 from tokendrop.errors import UserError
 from tokendrop.render import say
+from tokendrop.secrets import redact
 
 DRIVER = Path("jobs/run.py")
 LEFT_OUT = [".git", ".venv", "venv", "__pycache__"]
@@ -84,7 +86,7 @@ def check_job_files(job: str, upload: Upload) -> Path:
     """The job file relative to the working folder; the file, its base and the driver must be uploaded."""
     upload.check_holds(upload.folder / DRIVER, "the driver")
     inside = upload.check_holds(job, "the job file")
-    base = yaml.safe_load(Path(job).read_text(encoding="utf-8")).get("base")
+    base = read_mapping(Path(job), "job file", keys="'model:'").get("base")
     if base is not None:
         upload.check_holds(Path(job).parent / base, f"{job}: base:")
     return inside
@@ -140,6 +142,17 @@ def absolute_paths(config: ExperimentConfig, folder: Path) -> list[str]:
     if sources != [asdict(one) for one in data.sources]:
         override("data.sources", sources)
     return overrides
+
+
+def check_secrets(overrides: Sequence[str]) -> None:
+    """Raises UserError where the job's command line would hold a secret: Ray shows it, and keeps it, for everybody."""
+    for override in overrides:
+        if redact(override) != override:
+            raise UserError(
+                f"{override.partition('=')[0]}: its secret would be seen in Ray's dashboard, in the job's command; want"
+                " it in the environment of the cluster's nodes, AWS_SECRET_ACCESS_KEY or MLFLOW_TRACKING_PASSWORD say,"
+                " or else in the job file, with absolute paths beside it"
+            )
 
 
 def check_corpus(config: ExperimentConfig, upload: Upload) -> None:

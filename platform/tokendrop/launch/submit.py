@@ -27,6 +27,7 @@ from tokendrop.launch.preflight import (
     absolute_paths,
     check_corpus,
     check_job_files,
+    check_secrets,
     check_size,
     list_upload,
     warn_about_paths,
@@ -60,6 +61,7 @@ def submit(
         UserError: something is wrong that shows before anything is uploaded.
     """
     config = load_job(job, overrides)
+    check_secrets(overrides)
     upload = list_upload(working_dir)
     job_inside = check_job_files(job, upload)
     check_size(upload)
@@ -71,6 +73,7 @@ def submit(
         check_corpus(config, upload)
         warn_about_paths(config)
 
+    check_secrets(overrides)
     command = [python, str(DRIVER), "train", job_inside.as_posix(), *overrides, *(["--json"] if as_json else [])]
     say(f"upload   {upload.size_bytes / MIB:.1f} MiB of {upload.folder}")
     try:

@@ -14,7 +14,6 @@ from uuid import uuid4
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.commit import write_whole
 from tokendrop.errors import UserError
-from tokendrop.schedule.perplexity import perplexity
 from tokendrop.secrets import HIDDEN, redact, redact_all, restored, variables
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN

@@ -45,7 +45,7 @@ def create_run_folder(config: ExperimentConfig) -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
         if config.run is not None:
-            (root / config.run).mkdir(parents=True, exist_ok=True)
+            _named(config).mkdir(parents=True, exist_ok=True)
             return root / config.run
         for folder in (root / stem, *(root / f"{stem}-{number}" for number in range(2, 100))):
             with suppress(FileExistsError):
@@ -64,7 +64,7 @@ def begun_run(config: ExperimentConfig) -> Path | None:
     """
     if config.run is None:
         return None
-    folder = Path(config.runs_folder).absolute() / config.run
+    folder = _named(config)
     if not (folder / DATA).is_file():
         seen = {path.name for path in folder.glob("*") if not path.name.startswith(".")}
         if seen <= {JOB, PLAN, ENVIRONMENT, TOKENIZER}:  # less than a run writes first
@@ -73,6 +73,19 @@ def begun_run(config: ExperimentConfig) -> Path | None:
     begun, _ = open_run_folder(folder)
     if begun.name != config.name:
         raise UserError(f"run: {folder} is one of the job {begun.name!r}, this is {config.name!r}; want another folder")
+    return folder
+
+
+def _named(config: ExperimentConfig) -> Path:
+    """The run folder that the job names; UserError where a link there leads to another place."""
+    root = Path(config.runs_folder).absolute()
+    folder = root / (config.run or "")
+    try:
+        leads_to = folder.resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        raise UserError(f"run: {folder} is a link that leads nowhere; want a folder") from None
+    if not leads_to.is_relative_to(root.resolve()):
+        raise UserError(f"run: {folder} leads out of runs_folder, to {leads_to}; want a folder in it")
     return folder
 
 
