@@ -67,6 +67,7 @@ FOREIGN = {
     "launch/cleanup.py": {"psutil"},
     "launch/local_cluster.py": {"psutil"},
     "launch/local_nodes.py": {"psutil"},
+    "launch/memory.py": {"psutil"},
     "commands": {"ray"},
 }
 # these run where nothing but the standard library, PyYAML, numpy and torch is installed

@@ -47,7 +47,9 @@ def profile(options: argparse.Namespace) -> None:
     if out.suffix not in (".yaml", ".yml") or out.exists() or not out.absolute().parent.is_dir():
         raise UserError(f"--out {out}: want a new .yaml file in a folder that exists")
     from tokendrop.bench.profile import measure_profile
+    from tokendrop.launch.memory import check_memory
 
+    check_memory(config)
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, say=say)
     out.write_text(dump(measured), encoding="utf-8")
     if options.json:

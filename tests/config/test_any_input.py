@@ -1,5 +1,6 @@
 """Whatever a job file holds, it is a job or it is refused; nothing else ever escapes."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,61 @@ def test_any_bytes_are_a_job_or_are_refused(tmp_path_factory, content: bytes) ->
     path = tmp_path_factory.getbasetemp() / "bytes.yaml"
     path.write_bytes(content)
     assert loaded_or_refused(path) is None
+
+
+mutations = st.lists(
+    st.tuples(
+        st.integers(0, 2**16),
+        st.integers(0, 9),
+        st.binary(max_size=6)
+        | st.sampled_from([b"\n", b"\0", b"<<: *a", b"&a ", b"*a", b"!!int ", b"\xed\xa0\x80", b"{", b"- "]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(changes=mutations)
+@settings(max_examples=150)
+def test_a_job_file_with_any_bytes_changed_is_taken_or_refused(
+    job: Path, tmp_path_factory, changes: list[tuple[int, int, bytes]]
+) -> None:
+    whole = load_job(job)
+    content = dump_job(whole).encode()
+    for at, length, put_in in changes:
+        at %= len(content) + 1
+        content = content[:at] + put_in + content[at + length :]
+    path = tmp_path_factory.getbasetemp() / "changed.yaml"
+    path.write_bytes(content)
+    config = loaded_or_refused(path)
+    if config is not None:  # another job, which says of itself what it is
+        path.write_text(dump_job(config), encoding="utf-8")
+        assert load_job(path) == config
+    path.write_text(dump_job(whole), encoding="utf-8")
+    assert load_job(path) == whole
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_any_line_that_stands_twice_is_refused(job: Path, tmp_path_factory, data: st.DataObject) -> None:
+    lines = dump_job(load_job(job)).splitlines()
+    number = data.draw(st.sampled_from([n for n, line in enumerate(lines) if re.fullmatch(r" *\w+: \S.*", line)]))
+    key = lines[number].partition(":")[0].strip()
+    again = data.draw(
+        st.sampled_from([lines[number], lines[number].replace(key, f"'{key}'"), lines[number] + " # again"])
+    )
+    path = tmp_path_factory.getbasetemp() / "twice.yaml"
+    path.write_text("\n".join([*lines[:number], again, *lines[number:]]), encoding="utf-8")
+    with pytest.raises(
+        UserError, match=rf"the key '{key}' stands twice, in line {number + 1} and in line {number + 2}"
+    ):
+        load_job(path)
+
+
+@given(st.lists(st.text(max_size=20) | st.tuples(st.sampled_from(KEYS), st.text(max_size=8)).map("=".join), max_size=3))
+@settings(max_examples=100)
+def test_any_overrides_are_taken_or_refused(job: Path, overrides: list[str]) -> None:
+    loaded_or_refused(job, *overrides)
 
 
 @pytest.mark.parametrize("text", ["&a [*a]", "name: &a {b: *a}", "base: &a {base: *a}", "<<: &a {<<: *a}"])

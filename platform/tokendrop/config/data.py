@@ -6,6 +6,10 @@ from typing import Literal
 
 from tokendrop.config.files import not_a_folder
 
+_MOST_TOKENS = 1_000_000  # of a vocabulary that is learned here, for which room is taken beforehand
+_MOST_BYTES = 2**40  # of a document
+_MOST_ROWS = 2**36  # of a source, see data/order.py
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfig:
@@ -117,6 +121,14 @@ class DataConfig:
             raise ValueError(
                 f"tokenizer_vocab_size: 256 bytes and the end of text want 257, got {self.tokenizer_vocab_size}"
             )
+        for key, value, most in (
+            ("tokenizer_vocab_size", self.tokenizer_vocab_size, _MOST_TOKENS),
+            ("max_document_bytes", self.max_document_bytes, _MOST_BYTES),
+            ("rows_per_shard", self.rows_per_shard, _MOST_ROWS),
+            ("shuffle_rows", self.shuffle_rows, _MOST_ROWS),
+        ):
+            if value > most:
+                raise ValueError(f"{key}: want at most {most:,}, got {value:,}")
         if self.rows_per_shard < 1 or self.shuffle_rows < 0 or self.max_document_bytes < 1:
             raise ValueError("want rows_per_shard and max_document_bytes of at least 1, shuffle_rows of at least 0")
         if not 0 <= self.max_rejected <= 1:

@@ -13,7 +13,7 @@ from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig
 from tokendrop.config.train import TrainConfig
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.duration import Duration
-from tokendrop.schedule.plan import RunPlan, build_plan
+from tokendrop.schedule.plan import RunPlan, build_plan, check_countable
 from tokendrop.secrets import redact
 
 _LONGEST_NAME = 200  # bytes; a run folder has a date behind it, and file systems take 255
@@ -96,6 +96,7 @@ class ExperimentConfig:
         )
         with _naming("drop.schedule"):
             schedule = self.drop.schedule.build(clock)
+            check_countable(schedule, self.steps)
             longest = schedule.kept_length(self.steps)
             if longest > shape.sequence_length:
                 raise ValueError(f"a kept length of {longest} is over model.sequence_length={shape.sequence_length}")

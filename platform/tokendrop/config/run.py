@@ -9,6 +9,9 @@ from tokendrop.schedule.plan import RunPlan
 from tokendrop.schedule.scaling import Wish, choose_sizes, with_workers
 
 _MOST_WORKERS = 100_000
+_MOST_S = 1_000_000  # eleven days; clocks of the libraries below count nanoseconds in 64 bits
+_MOST_DEVICES = 10_000  # of one worker
+_MOST_RESTARTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +62,23 @@ class ScalingConfig:
     """A worker that keeps the others waiting longer counts as lost."""
 
     def __post_init__(self) -> None:
-        if self.peer_timeout_s < 1:
-            raise ValueError(f"want peer_timeout_s of at least 1, got {self.peer_timeout_s:g}")
+        if not 1 <= self.peer_timeout_s <= _MOST_S:
+            raise ValueError(f"want peer_timeout_s from 1 to {_MOST_S:,}, got {self.peer_timeout_s:g}")
         if self.workers < 1 or self.cpus_per_worker < 1 or self.gpus_per_worker < 0 or self.max_restarts < 0:
             raise ValueError(
                 "want workers and cpus_per_worker of at least 1, gpus_per_worker and max_restarts of at least 0"
             )
-        if self.lead_s < 0 or self.patience_s < 0:
-            raise ValueError(f"want lead_s and patience_s of at least 0, got {self.lead_s:g} and {self.patience_s:g}")
+        for key, value, most in (
+            ("cpus_per_worker", self.cpus_per_worker, _MOST_DEVICES),
+            ("gpus_per_worker", self.gpus_per_worker, _MOST_DEVICES),
+            ("max_restarts", self.max_restarts, _MOST_RESTARTS),
+        ):
+            if value > most:
+                raise ValueError(f"want {key} of at most {most:,}, got {value:,}")
+        if not (0 <= self.lead_s <= _MOST_S and 0 <= self.patience_s <= _MOST_S):
+            raise ValueError(
+                f"want lead_s and patience_s from 0 to {_MOST_S:,}, got {self.lead_s:g} and {self.patience_s:g}"
+            )
         self._check_elastic()
 
     def _check_elastic(self) -> None:

@@ -18,6 +18,7 @@ from tokendrop.errors import StorageError, UserError, first_line, storage_failur
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.following import Follower
 from tokendrop.launch.head_watch import HeadWatch
+from tokendrop.launch.memory import check_memory
 from tokendrop.launch.orders import ORDERS
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import DeviceTorchConfig
@@ -59,6 +60,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     config = with_absolute_paths(config)
     check_trainable(config.model)
     check_strategy(config.train)
+    check_memory(config)
     resume = resume or begun_run(config)
     if resume is not None:
         check_goes_on(config, resume)

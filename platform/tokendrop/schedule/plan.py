@@ -12,6 +12,7 @@ from tokendrop.schedule.kept_length import KeptLengthSchedule
 from tokendrop.schedule.learning_rate import LearningRate
 
 Clock = Literal["step", "layer_token"]
+_MOST_SEGMENTS = 50_000  # some seconds to lay out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,15 @@ class RunPlan:
         if self.lr_clock == "step":
             return self.learning_rate.warmup
         return bisect_left(range(self.steps + 1), self.learning_rate.warmup, key=self.layer_tokens)
+
+
+def check_countable(schedule: KeptLengthSchedule, steps: int) -> None:
+    """Raises ValueError where a run would have more kept lengths than can be laid out in some seconds."""
+    start: int | None = 0
+    for _ in range(_MOST_SEGMENTS):
+        if (start := schedule.next_change(start)) is None or start >= steps:
+            return
+    raise ValueError(f"want at most {_MOST_SEGMENTS:,} kept lengths in a run; want larger jumps, or fewer")
 
 
 def build_plan(

@@ -14,6 +14,7 @@ from tokendrop.schedule.search import Pair, Stages, best_route, total
 Sizes = tuple[tuple[int, int], ...]
 """(first step, workers), by rising steps from 0."""
 _HOUR_S, _MOST_PARTS = 3600.0, 128
+_MOST_ESTIMATES, _MOST_TURNS = 200_000, 2_000_000  # some seconds each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,11 @@ def choose_sizes(plan: RunPlan, profile: DeviceProfile, wish: Wish) -> Sizes:
     """
     options = legal_sizes(plan, wish)
     parts = _parts(plan.segments)
+    if len(options) * len(plan.segments) > _MOST_ESTIMATES or len(options) ** 2 * len(parts) > _MOST_TURNS:
+        raise ValueError(
+            f"{len(options)} numbers of workers for {len(plan.segments)} kept lengths are too many to choose from;"
+            " want min_workers and max_workers closer together, or a larger drop.schedule.increment"
+        )
     stages = [[_pair(wish, h, h * w) for w in options for h in [_hours(plan, profile, part, w)]] for part in parts]
     pause = profile.pause_s(plan.shape) / _HOUR_S
     turns = [[_pair(wish, pause, pause * max(v, w)) if v != w else (0.0, 0.0) for w in options] for v in options]

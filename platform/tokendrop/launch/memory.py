@@ -1,0 +1,34 @@
+"""Whether a run's workers can find room in this machine's memory at all."""
+
+import os
+
+import psutil
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.errors import UserError
+from tokendrop.render import count
+
+_NUMBERS = 4  # for each parameter: its weight, its gradient, and Adam's two moments
+_SHARED = 3  # of these, by strategies that share them out; the weights are made whole first
+
+
+def check_memory(config: ExperimentConfig) -> None:
+    """Raises UserError where the workers' parameters are too large for this machine, on which they all will be.
+
+    Counts no more than every run takes, so a run that passes may still be too large. Says nothing of GPUs, nor of the
+    machines of another cluster.
+    """
+    scaling, train = config.scaling, config.train
+    if scaling.gpus_per_worker or os.environ.get("RAY_ADDRESS"):
+        return
+    workers = scaling.workers if scaling.mode == "fixed" else 1
+    shape, number_bytes = config.model.shape, 8 if train.precision == "fp64" else 4
+    copies = workers * _NUMBERS if train.strategy == "ddp" else workers * (_NUMBERS - _SHARED) + _SHARED
+    first_layer = workers * train.micro_batch * shape.sequence_length * shape.width
+    need, have = (copies * shape.parameters + first_layer) * number_bytes, psutil.virtual_memory().total
+    if need > have:
+        raise UserError(
+            f"model: {count(shape.parameters)} parameters with their gradients and Adam's moments, and a micro batch,"
+            f" want {count(need)}B of memory for {workers:,} workers, this machine has {count(have)}B; want a smaller"
+            " model, micro batch or scaling.workers"
+        )
