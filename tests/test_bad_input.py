@@ -37,6 +37,7 @@ JOB_MISTAKES = {
     "data.validation_share=1.5": r"want 0 < validation_share < 1 .*, got 1\.5 and 0",
     "drop={method: random_ltd, schedule: {kind: constant, kept: 64}}": r"drop\.schedule: .*64.*32",
     "train.micro_batch=3": r"global batch 4 must be a multiple of micro batch 3",
+    "model.width=1048576": r"model: 26\.4T parameters .* want 422TB of memory for 1 workers, this machine has",
     "scaling.workers=3": r"global batch 4 must be a multiple of micro batch 2 x 3 workers",
     "model.kind=bert": r"model\.kind: 'bert' can be planned but not trained yet; want 'gpt'",
 }

@@ -11,6 +11,7 @@ from tokendrop.config.drop import ConstantConfig, FullConfig, LinearConfig, Mslg
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump, dump_job, load_job
 from tokendrop.config.model import BertConfig, GptConfig
+from tokendrop.errors import UserError
 from tokendrop.schedule.scaling import Estimate, estimate
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -198,3 +199,30 @@ def test_kept_lengths_may_be_given_stage_by_stage(job: Path) -> None:
     stages = "[{at: 0, kept: 32}, {at: 12.6%, kept: 100}, {at: 50%, kept: 256}]"
     plan = load_job(job, [f"drop.schedule={{kind: piecewise, stages: {stages}}}"]).plan()
     assert [plan.at(step).kept_length for step in (0, 19, 20, 79, 80, 159)] == [32, 32, 100, 100, 256, 256]
+
+
+def test_a_job_with_secrets_is_shown_and_written_without_them(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    config = load_job(job, ["data.corpus=[s3://key:secret@bucket/x.jsonl]", "track.uri=https://user:password@host"])
+    assert config.data.corpus == ("s3://key:secret@bucket/x.jsonl",)
+    written = write(tmp_path, "hidden.yaml", dump_job(config))
+    for text in (repr(config), str({"task": config}), written.read_text()):
+        assert "secret" not in text
+        assert "password" not in text
+    with pytest.raises(
+        UserError, match=r"data\.corpus\[0\]: s3://<hidden>@bucket/x\.jsonl: its secret was not written"
+    ):
+        load_job(written)
+    again = "data.corpus=[s3://key:secret@bucket/x.jsonl]"
+    with pytest.raises(
+        UserError, match=r"track\.uri: https://<hidden>@host: .* track\.uri=\.\.\. on the command line, or"
+    ):
+        load_job(written, [again])
+    assert load_job(written, [again, "track.uri=https://user:password@host"]) == config
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert load_job(written, ["track.uri=null"]).data.corpus == ("s3://bucket/x.jsonl",)
+    assert load_job(written, to_run=False).track.uri == "https://<hidden>@host"
