@@ -44,7 +44,7 @@ def write_corpus(path: Path, texts: Sequence[str], *, parts: int = 1, **spelling
     """The texts in the format that the name asks for, in so many frames, members, row groups or batches."""
     path.parent.mkdir(parents=True, exist_ok=True)
     size = max(1, -(-len(texts) // parts))
-    chunks = [texts[first : first + size] for first in range(0, len(texts), size)]
+    chunks = [texts[first : first + size] for first in range(0, len(texts), size)] or [[]]
     if path.name.endswith(".parquet"):
         pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path, row_group_size=size)
         return path

@@ -79,6 +79,10 @@ _MANY = zstandard.compress(json_lines([f"text {number}" for number in range(20_0
 CORPUS_MISTAKES: dict[str, tuple[str, bytes, str]] = {
     "an empty file": ("c.jsonl", b"", NO_TEXT),
     "an empty text file": ("c.txt", b"", NO_TEXT),
+    "an empty .parquet": ("c.parquet", b"", DAMAGED),
+    "an empty .arrow": ("c.arrow", b"", DAMAGED),
+    "an empty .gz": ("c.jsonl.gz", b"", DAMAGED),
+    "an empty .zst": ("c.jsonl.zst", b"", DAMAGED),
     "blank lines alone": ("c.jsonl", b"\n \n\r\n", NO_TEXT),
     "empty documents alone": ("c.jsonl", json_lines([""] * 500), NO_TEXT),
     "less than a row of text": ("c.txt", b"a few words", NO_TEXT),

@@ -137,7 +137,7 @@ def test_a_file_cut_short_gives_its_first_records_and_one_rejected(suffix, cut, 
     assert good == whole[: len(good)]
     assert [record.number for record in records] == [*range(1, len(records) + 1)]
     assert len(records) - len(good) <= 1
-    if 0 < length < len(content) and (suffix in TABLES or (parts == 1 and suffix != ".jsonl")):
+    if length < len(content) and (suffix in TABLES or (parts == 1 and suffix != ".jsonl")):
         assert is_damage(records[-1])  # what ends between two frames or members is whole
 
 
@@ -158,7 +158,7 @@ def test_all_that_comes_before_the_damage_is_read(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", [".jsonl.zst", ".jsonl.gz", ".parquet", ".arrow"])
 def test_a_file_cut_short_is_always_noticed(tmp_path, suffix):
     whole = write_corpus(tmp_path / f"whole{suffix}", documents(30), parts=1).read_bytes()
-    for length in range(1, len(whole), 97):
+    for length in range(0, len(whole), 97):
         (tmp_path / f"cut{suffix}").write_bytes(whole[:length])
         *good, last = read(tmp_path / f"cut{suffix}")
         assert is_damage(last)

@@ -81,10 +81,17 @@ def test_a_byte_order_mark_is_not_text(tmp_path, squeeze):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_empty_file_has_no_records(tmp_path, suffix):
+def test_a_file_of_no_documents_has_no_records_and_one_of_no_bytes_is_damaged_where_it_should_have_some(
+    tmp_path, suffix
+):
     assert read(write_corpus(tmp_path / f"corpus{suffix}", [])) == []
     (tmp_path / f"nothing{suffix}").write_bytes(b"")
-    assert read(tmp_path / f"nothing{suffix}") == []
+    found = read(tmp_path / f"nothing{suffix}")
+    if suffix in (".jsonl", ".txt"):
+        assert found == []
+    else:
+        assert found == [Record(1, "", "", "damaged or cut short from here on (it is empty)")]
+        assert read(tmp_path / f"nothing{suffix}", after=1) == []
 
 
 @given(st.lists(st.text(alphabet="ab \n\r\u2028é", max_size=40_000), max_size=4).map("\n\n".join), st.integers(0, 3))

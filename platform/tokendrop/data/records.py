@@ -66,6 +66,9 @@ def read_records(file: SourceFile, form: RecordForm, *, after: int = 0) -> Itera
     """
     check_unchanged(file)
     if file.size == 0:
+        # of no text there is nothing to pack; tables and what is compressed begin with some bytes in any case
+        if after == 0 and not file.name.endswith((".jsonl", ".txt")):
+            yield _rejected(1, str(DamageError(1, ValueError("it is empty"))))
         return
     damage = None
     try:
