@@ -127,7 +127,16 @@ def make_run(folder: Path, *, rows: tuple[int, ...] = (50,), window: int = 16, i
         next_place = Place(file=0, record=1, token=0, seen=0)
         append_shard(
             data,
-            Shard(source=name, split="train", file="gone", rows=count, bytes=1, sha256="", sets=(), next=next_place),
+            Shard(
+                source=name,
+                split="train",
+                file=f"{name}-train-00000.arrow",
+                rows=count,
+                bytes=1,
+                sha256="",
+                sets=(),
+                next=next_place,
+            ),
         )
     (folder / JOB).write_text(seal_text(dump_job(config)))
     (folder / DATA).write_text(seal_text(f"{data}\n"))

@@ -87,7 +87,8 @@ def verify_text(result: Mapping[str, Any]) -> str:
     if not damaged:
         return f"{folder}: {read}: all as they were written"
     named = [f"{folder}/{one['file']}: {one['what']}" for one in damaged]
-    return "\n".join([*named, f"{len(damaged)} damaged, of {read}; remove {folder} and prepare the data again"])
+    verdict = "; ".join(filter(None, [f"{len(damaged)} damaged, of {read}", result["remedy"]]))
+    return "\n".join([*named, verdict])
 
 
 def printable(text: str) -> str:

@@ -17,8 +17,11 @@ from tokendrop.config.data import SourceConfig
 from tokendrop.data.commit import appearing, write_whole
 from tokendrop.data.order import ROW_BITS, NotPreparedError, first_ids
 from tokendrop.data.rows import FAILED, MappedSamples, Rows, held_out_ids, sample_order
-from tokendrop.data.shards import FORMAT, MANIFEST, SHARDS, TOKENIZER, read_documents, read_manifest
-from tokendrop.errors import UserError
+from tokendrop.data.shard_files import read_documents
+from tokendrop.data.shards import FORMAT, MANIFEST, SHARDS, TOKENIZER, read_manifest
+from tokendrop.errors import DamagedDataError, UserError
+
+FINGERPRINT = "0123456789abcdef"  # the name of a folder that preparation makes
 
 
 @given(count=st.integers(1, 30), rows_per_shard=st.integers(2, 40), data=st.data())
@@ -86,18 +89,19 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path):
     written = write_folder(tmp_path, numbered_rows(9), rows_per_shard=2)
     assert read_manifest(tmp_path) == written
     assert written.header.rows == (9, 1, 0)
-    assert read_documents(tmp_path / written.shards[1].file, 0)[0]["record"] == 3
+    assert read_documents(tmp_path, written.shards[1], 0)[0]["record"] == 3
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "null", '{"rows": "x"}', "\x00", "[" * 100_000])
 @pytest.mark.parametrize("file", [MANIFEST, SHARDS])
 def test_a_damaged_manifest_is_named(tmp_path, file, text):
-    write_folder(tmp_path, numbered_rows(3))
-    (tmp_path / file).unlink()
+    folder = tmp_path / FINGERPRINT
+    write_folder(folder, numbered_rows(3))
+    (folder / file).unlink()
     if text is not None:
-        (tmp_path / file).write_text(text + "\n")
-    with pytest.raises(UserError, match=rf"^{tmp_path}/{file}: damaged .* remove {tmp_path} and prepare"):
-        read_manifest(tmp_path)
+        (folder / file).write_text(text + "\n")
+    with pytest.raises(DamagedDataError, match=rf"^{folder}/{file}: damaged .* remove {folder} and prepare"):
+        read_manifest(folder)
 
 
 def test_shards_of_another_version_are_told_from_damaged_ones(tmp_path):
@@ -119,21 +123,22 @@ def test_a_manifest_with_a_wrong_value_names_the_key(tmp_path, key, value):
 
 
 def test_a_shard_that_is_missing_or_cut_short_and_another_tokenizer_are_named_before_training(tmp_path):
-    write_folder(tmp_path, numbered_rows(8), rows_per_shard=4)
+    folder = tmp_path / FINGERPRINT
+    write_folder(folder, numbered_rows(8), rows_per_shard=4)
 
     def check_that_it_is_named(file: str) -> None:
-        with pytest.raises(UserError, match=rf"^{tmp_path / file}: damaged .* remove {tmp_path} and prepare"):
-            Rows(tmp_path, "train")
+        with pytest.raises(DamagedDataError, match=rf"^{folder / file}: damaged .* remove {folder} and prepare"):
+            Rows(folder, "train")
 
     for file in ("corpus-train-00001.arrow", TOKENIZER):
-        whole = (tmp_path / file).read_bytes()
+        whole = (folder / file).read_bytes()
         for changed in (whole[:-1], b"", whole + b"\n"):
-            (tmp_path / file).write_bytes(changed)
+            (folder / file).write_bytes(changed)
             check_that_it_is_named(file)
-        (tmp_path / file).unlink()
+        (folder / file).unlink()
         check_that_it_is_named(file)
-        (tmp_path / file).write_bytes(whole)
-    Rows(tmp_path, "train")
+        (folder / file).write_bytes(whole)
+    Rows(folder, "train")
 
 
 def test_a_flipped_byte_is_named_when_its_row_is_read(tmp_path):

@@ -15,7 +15,8 @@ from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.data.commit import LOCK, alone_in
 from tokendrop.data.pipeline import prepare
 from tokendrop.data.rows import Rows, sample_order
-from tokendrop.data.shards import map_shard, read_manifest
+from tokendrop.data.shard_files import map_shard
+from tokendrop.data.shards import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch import trainer
 from tokendrop.launch.process_group import _DeviceBackend

@@ -11,6 +11,11 @@ _MOST_BYTES = 2**40  # of a document
 _MOST_ROWS = 2**36  # of a source, see data/order.py
 
 
+def is_name(text: str) -> bool:
+    """Whether a source may be called so: its name begins those of files."""
+    return bool(text) and all(letter.isalnum() or letter in "_." for letter in text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceConfig:
     """One part of a mixture."""
@@ -25,7 +30,7 @@ class SourceConfig:
     """Its share of the training samples; shares are relative to their sum. A source that is used up begins again."""
 
     def __post_init__(self) -> None:
-        if not self.name or not all(letter.isalnum() or letter in "_." for letter in self.name):
+        if not is_name(self.name):
             raise ValueError(f"name: want letters, digits, '_' and '.', got {self.name!r}")
         if len(self.name.encode()) > 200:
             raise ValueError(f"name: want at most 200 bytes, got {len(self.name.encode())}")

@@ -18,7 +18,7 @@ _LINE_READ_BYTES = 2**17
 _CODECS = {".zst": "zstd", ".gz": "gzip"}
 _BOM = b"\xef\xbb\xbf"
 
-BROKEN = (pa.ArrowException, OSError, ValueError, MemoryError)
+BROKEN = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
 """What libraries raise over damaged content."""
 
 

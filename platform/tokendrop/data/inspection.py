@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from tokendrop.data.order import ROW_BITS, rows_of
 from tokendrop.data.rows import Rows
+from tokendrop.data.shard_files import read_documents
 from tokendrop.data.shards import (
     REJECTED,
     SPLITS,
@@ -18,7 +19,6 @@ from tokendrop.data.shards import (
     SetCounts,
     Split,
     damaged,
-    read_documents,
     read_manifest,
     total,
 )
@@ -76,7 +76,7 @@ def find_sample(folder: Path, sample: int, split: Split) -> Sample:
     tokens = rows.read(ids)[0].tolist()
     if header.kind == "sentence_pairs":  # see pair_rows.py
         tokens = tokens[1 : 1 + tokens[0]]
-    documents = tuple(_part(found, header.files) for found in read_documents(folder / shard.file, inside))
+    documents = tuple(_part(found, header.files) for found in read_documents(folder, shard, inside))
     return Sample(
         sample=sample,
         split=split,

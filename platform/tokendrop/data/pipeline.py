@@ -13,7 +13,8 @@ from tokendrop.data.commit import alone_in
 from tokendrop.data.pair_rows import pair_row_length
 from tokendrop.data.records import RecordForm, read_records
 from tokendrop.data.rows import FAILED
-from tokendrop.data.shards import FORMAT, MANIFEST, TOKENIZER, Header, Manifest, check_files, read_manifest
+from tokendrop.data.shard_files import check_files
+from tokendrop.data.shards import FORMAT, MANIFEST, TOKENIZER, Header, Manifest, read_manifest
 from tokendrop.data.sources import SourceFile, list_files
 from tokendrop.data.stages import Work, tokenized
 from tokendrop.data.tokenizer import load_tokenizer, train_tokenizer, vocab_size

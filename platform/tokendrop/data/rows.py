@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from tokendrop.config.data import DataConfig
 from tokendrop.data.order import ROW_BITS, Committed, NotPreparedError, SampleOrder, first_ids, rows_of
-from tokendrop.data.shards import Split, check_files, damaged, map_shard, read_manifest, row_checksum
+from tokendrop.data.shard_files import check_files, map_shard
+from tokendrop.data.shards import Split, damaged, read_manifest, row_checksum
 from tokendrop.errors import UserError
 
 FAILED = "failed.txt"
@@ -32,7 +33,7 @@ class Rows:
     def __init__(self, folder: Path, split: Split) -> None:
         """
         Raises:
-            UserError: the manifest can't be read, or a file is not what it says.
+            DamagedDataError: the manifest can't be read, or a file is not what it says.
         """
         self.folder = folder
         self.split: Split = split
@@ -54,7 +55,7 @@ class Rows:
         """Rows by sample id, (len(sample_ids), row_length).
 
         Raises:
-            UserError: a row is not what was written; the message says where.
+            DamagedDataError: a row is not what was written; the message says where.
         """
         return self.read_places(*self.places(sample_ids))
 

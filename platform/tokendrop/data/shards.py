@@ -7,9 +7,13 @@ committed shard, and once all are there the manifest says so. A shard counts fro
 import hashlib
 import json
 import os
+import re
+import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Literal
 
@@ -18,18 +22,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest as row_checksum
 
+from tokendrop.config.data import is_name
 from tokendrop.config.load import build
 from tokendrop.config.model import DataKind
 from tokendrop.data.commit import write_whole
 from tokendrop.data.order import Committed
-from tokendrop.errors import UserError
+from tokendrop.errors import DamagedDataError, UserError
 
 FORMAT = 4
 MANIFEST, SHARDS, TOKENIZER, REJECTED = "manifest.json", "shards.jsonl", "tokenizer.json", "rejected.parquet"
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
-_TOKEN_TYPES = (pa.uint16(), pa.uint32())
+_FOLDER = re.compile("[0-9a-f]{16}")  # the name that preparation gives a folder of token shards
+_MOST = 2**48  # of what is counted here; no corpus comes close
 
 DOCUMENTS = pa.list_(
     pa.struct(
@@ -42,6 +48,11 @@ DOCUMENTS = pa.list_(
     )
 )
 """The documents that a row is made of, in order."""
+
+
+def _check_counts(*counts: int) -> None:
+    if not all(0 <= count < _MOST for count in counts):
+        raise ValueError(f"want numbers from 0 to {_MOST - 1}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +68,9 @@ class SetCounts:
     bytes: int
     """UTF-8 bytes of the documents that begin here."""
 
+    def __post_init__(self) -> None:
+        _check_counts(self.documents, self.tokens, self.bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -69,6 +83,9 @@ class Place:
     """First token of that record which is in no row yet."""
     seen: int
     """Records of the source before that one, rejected ones included."""
+
+    def __post_init__(self) -> None:
+        _check_counts(self.file, self.record, self.token, self.seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +101,11 @@ class Shard:
     sha256: str
     sets: tuple[SetCounts, ...]
     next: Place
+
+    def __post_init__(self) -> None:
+        _check_counts(self.rows, self.bytes)
+        if not self.rows:
+            raise ValueError("rows: want at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +130,13 @@ class Header:
     rows: tuple[int, ...] = ()
     """Rows of train, validation and test."""
     sets: tuple[SetCounts, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_counts(self.sequence_length, self.row_length, self.vocab_size)
+        if not self.row_length:
+            raise ValueError("row_length: want at least 1")
+        if not 0 < len(set(self.sources)) == len(self.sources) or not all(map(is_name, self.sources)):
+            raise ValueError("sources: want different names of letters, digits, '_' and '.'")
 
     def write(self, folder: Path) -> None:
         write_whole(folder / MANIFEST, (json.dumps(asdict(self), indent=1) + "\n").encode())
@@ -134,23 +163,26 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder.
 
     Raises:
-        UserError: there is none, it can't be read, or another version of tokendrop wrote it.
+        DamagedDataError: there is none, or it can't be read.
+        UserError: another version of tokendrop wrote it.
     """
     path = folder / MANIFEST
-    with _telling_damage(path):
-        told = json.loads(path.read_text())
+    with telling_damage(path):
+        told = json.loads(_content(path))
     written = told.get("format", FORMAT) if isinstance(told, dict) else FORMAT
     if written != FORMAT:
         raise UserError(
-            f"{folder}: token shards of format {written}, this version reads {FORMAT}; prepare the data again"
+            f"{folder}: token shards of format {repr(written)[:20]}, this version reads {FORMAT};"
+            " prepare the data again"
         )
-    with _telling_damage(path):
+    with telling_damage(path):
         header: Header = build(Header, told, "")
     path = folder / SHARDS
-    with _telling_damage(path):
+    with telling_damage(path):
         # read after the header: where that says complete, all lines are there
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a line being written does not count
+        lines = _content(path).split(b"\n")[:-1] if path.exists() else []  # a line being written does not count
         shards = tuple(build(Shard, json.loads(line), f"line {number}") for number, line in enumerate(lines, start=1))
+        _check_names(shards, header.sources)
     if header.is_complete and header.rows != tuple(
         sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS
     ):
@@ -158,31 +190,43 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(header=header, shards=shards)
 
 
+def _check_names(shards: Iterable[Shard], sources: tuple[str, ...]) -> None:
+    """A file has the name that its place in its stream gives it: so each stream is whole, and no name leads away."""
+    places: Counter[tuple[str, Split]] = Counter()
+    for line, shard in enumerate(shards, start=1):
+        stream = shard.source, shard.split
+        wanted = shard_name(*stream, places[stream]) if shard.source in sources else f"a shard of {', '.join(sources)}"
+        if shard.source not in sources or shard.file != wanted:
+            raise ValueError(f"line {line}: want {wanted}, got {shard.file[:80]!r}")
+        places[stream] += 1
+
+
+def shard_name(source: str, split: Split, number: int) -> str:
+    """The file of a stream's shard, counted from 0."""
+    return f"{source}-{split}-{number:05}.arrow"
+
+
 @contextmanager
-def _telling_damage(path: Path) -> Iterator[None]:
+def telling_damage(path: Path) -> Iterator[None]:
+    """What goes wrong with a file of prepared data, as DamagedDataError."""
     try:
         yield
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Look at every file, without reading rows.
+def _content(path: Path) -> bytes:
+    with open_plain(path) as file:
+        return file.read()
 
-    Raises:
-        UserError: a shard is missing or cut short, or the tokenizer is another one.
-    """
-    tokenizer = folder / TOKENIZER
-    try:
-        if hashlib.sha256(tokenizer.read_bytes()).hexdigest() != manifest.header.tokenizer_sha256:
-            raise damaged(tokenizer, "not the tokenizer that made these shards")
-        for shard in manifest.shards:
-            path = folder / shard.file
-            size = path.stat().st_size
-            if size != shard.bytes:
-                raise damaged(path, f"want {shard.bytes} bytes, found {size}")
-    except OSError as error:
-        raise damaged(Path(error.filename), error.strerror or "") from None
+
+def open_plain(path: Path) -> BufferedReader:
+    """A file to read; ValueError for a pipe, a folder and their like, which might keep a reader waiting for ever."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError("not a file")
+    return file
 
 
 def write_shard(path: Path, rows_NT: NDArray[np.integer], documents: pa.Array) -> tuple[int, str]:
@@ -222,40 +266,6 @@ def drop_torn_line(folder: Path) -> None:
         os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def map_shard(path: Path, shape: tuple[int, int]) -> tuple[NDArray[np.integer], NDArray[np.uint64]]:
-    """The mapped rows of a shard, (N, row_length), and their checksums, (N,).
-
-    Raises:
-        UserError: it can't be read, or does not have this shape.
-    """
-    try:
-        batch = _batch(path)
-        column, checks = batch.column("tokens"), batch.column("xxh3_64")
-        if not pa.types.is_fixed_size_list(column.type) or column.type.value_type not in _TOKEN_TYPES:
-            raise damaged(path, f"{column.type} instead of rows of tokens")
-        rows_NT = column.values.to_numpy(zero_copy_only=True).reshape(batch.num_rows, -1)
-        checks_N = checks.to_numpy(zero_copy_only=True)
-    except UserError:
-        raise
-    except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
-        raise damaged(path, error) from None
-    if rows_NT.shape != shape or checks_N.dtype != np.uint64:
-        raise damaged(path, f"want {shape} rows and tokens as the manifest says, found {rows_NT.shape}")
-    return rows_NT, checks_N
-
-
-def read_documents(path: Path, row: int) -> list[dict[str, int | str]]:
-    """The documents of one row, as `DOCUMENTS` has them.
-
-    Raises:
-        UserError: the shard can't be read.
-    """
-    try:
-        return _batch(path).column("documents")[row].as_py()
-    except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
-        raise damaged(path, error) from None
-
-
 def total(counts: Iterable[SetCounts]) -> tuple[SetCounts, ...]:
     """Counts added up by set, by name."""
     found: dict[str, list[int]] = {}
@@ -269,18 +279,17 @@ def total(counts: Iterable[SetCounts]) -> tuple[SetCounts, ...]:
     )
 
 
-def damaged(path: Path, reason: Exception | str) -> UserError:
+def damaged(path: Path, reason: Exception | str) -> DamagedDataError:
     """The error for a file of prepared data that is not what it was."""
-    reason = " ".join(str(reason).split())
-    return UserError(f"{path}: damaged ({reason}); remove {path.parent} and prepare the data again")
+    what = getattr(reason, "strerror", None) or " ".join(str(reason).split())
+    return DamagedDataError("; ".join(filter(None, [f"{path}: damaged ({what})", remedy(path.parent)])))
+
+
+def remedy(folder: Path) -> str:
+    """What to do about damage in a folder; nothing where it is not one that preparation made."""
+    is_ours = _FOLDER.fullmatch(folder.name) and ((folder / MANIFEST).is_file() or (folder / SHARDS).is_file())
+    return f"remove {folder} and prepare the data again" if is_ours else ""
 
 
 def _line(shard: Shard) -> bytes:
     return json.dumps(asdict(shard)).encode() + b"\n"
-
-
-def _batch(path: Path) -> pa.RecordBatch:
-    with pa.memory_map(str(path)) as file:
-        batch = pa.ipc.open_file(file).get_batch(0)
-    batch.validate()  # a damaged file may point outside of itself
-    return batch

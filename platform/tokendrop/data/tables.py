@@ -14,6 +14,9 @@ from tokendrop.errors import UserError
 # Decoded rows that are held at a time, where a Parquet file leaves the choice.
 _BATCH_BYTES, _BATCH_ROWS = 2**20, 256
 
+# Rows that are looked at together: a damaged batch may tell of any number of them.
+_SLICE_ROWS = 2**16
+
 _ARROW_FILE, _ARROW_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -25,28 +28,24 @@ def read_rows(file: SourceFile, text_key: str, set_key: str, after: int) -> Iter
         UserError: the table has no such text column.
     """
     batches = _parquet(file, text_key, set_key, after) if file.name.endswith(".parquet") else _arrow(file, text_key)
-    rows = 0  # before the batch
-    while True:
-        try:
-            batch = next(batches, None)
-            if batch is not None and not isinstance(batch, int):
-                batch.validate()
-        except UserError:
-            raise
-        except BROKEN as error:
-            raise DamageError(rows + 1, error) from None
-        if batch is None:
-            return
-        if isinstance(batch, int):
-            rows += batch
-            continue
-        first = max(rows, after)
-        wanted = batch.slice(min(first - rows, batch.num_rows))
-        texts, sets = _column(wanted, text_key), _column(wanted, set_key)
-        names = iter(()) if sets is None else _values(sets)
-        for number, text in enumerate(_values(texts), start=first + 1):
-            yield number, text, next(names, None)
-        rows += batch.num_rows
+    rows = number = 0  # before the batch, and of the last row that was given
+    try:
+        for batch in batches:
+            if isinstance(batch, int):
+                rows += batch
+                continue
+            batch.validate()
+            for first in range(max(rows, after), rows + batch.num_rows, _SLICE_ROWS):
+                part = batch.slice(first - rows, _SLICE_ROWS)
+                texts, sets = _column(part, text_key), _column(part, set_key)
+                names = iter(()) if sets is None else _values(sets)
+                for number, text in enumerate(_values(texts), start=first + 1):
+                    yield number, text, next(names, None)
+            rows += batch.num_rows
+    except UserError:
+        raise
+    except BROKEN as error:
+        raise DamageError(max(rows, number) + 1, error) from None
 
 
 def _parquet(file: SourceFile, text_key: str, set_key: str, after: int) -> Iterator[pa.RecordBatch | int]:
@@ -100,18 +99,32 @@ def _column(table: pa.Table | pa.RecordBatch, key: str) -> Any:
 
 
 def _values(column: pa.Array) -> Iterator[Any]:
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        yield from (kind if value.is_valid else None for value in column)
+    """Text, None for null, the type of what is no text, b"" for what can't be taken out.
+
+    Nothing is taken out of a column before it was checked in full: pyarrow may look outside of it, and die.
+    """
+    kind = column.type
+    is_whole = _is_valid(column)
+    if pa.types.is_dictionary(kind) and not is_whole:
+        texts = list(_values(column.dictionary))
+        for place in column.indices.to_pylist():
+            yield None if place is None else texts[place] if 0 <= place < len(texts) else b""
         return
-    is_whole = _is_valid(column)  # text that was not checked may reach beyond the memory that it lies in
-    for row, value in enumerate(column):
-        yield value.as_py() if is_whole or _is_valid(column.slice(row, 1)) else b""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        yield from (kind if is_valid else None for is_valid in column.is_valid().to_pylist())
+    elif is_whole:
+        for value in column:
+            yield value.as_py()
+    else:
+        for row in range(len(column)):
+            one = column.slice(row, 1)
+            yield one[0].as_py() if _is_valid(one) else b""
 
 
 def _is_valid(column: pa.Array) -> bool:
     try:
         column.validate(full=True)
-    except pa.ArrowInvalid:
+    except pa.ArrowException:
         return False
     return True

@@ -1,6 +1,5 @@
 """Whether token shards are as they were written, byte by byte."""
 
-import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tokendrop.data.shards import TOKENIZER, Shard, map_shard, read_manifest, row_checksum
-from tokendrop.errors import UserError
+from tokendrop.data.shard_files import DIFFERS, difference, map_shard
+from tokendrop.data.shards import TOKENIZER, Shard, read_manifest, remedy, row_checksum
+from tokendrop.errors import DamagedDataError
 
-_DIFFERS = "its sha256 is not the manifest's"
 _MOST_NAMED = 5
 
 Progress = Callable[[int, int], None]
@@ -34,6 +33,8 @@ class Verification:
     rows: int
     bytes: int
     damaged: tuple[Damage, ...]
+    remedy: str
+    """What to do about the damage; empty where nothing is damaged, or the folder is not one that preparation made."""
 
 
 def verify(folder: Path, *, progress: Progress = lambda done, size: None) -> Verification:
@@ -42,12 +43,12 @@ def verify(folder: Path, *, progress: Progress = lambda done, size: None) -> Ver
     Args:
         progress: told the bytes read and those that there are.
     Raises:
-        UserError: the manifest, which has the checksums, can't be read.
+        DamagedDataError: the manifest, which has the checksums, can't be read.
     """
     manifest = read_manifest(folder)
     shards, size = manifest.shards, sum(shard.bytes for shard in manifest.shards)
     wrong: list[Damage] = []
-    if what := _changed(folder / TOKENIZER, manifest.header.tokenizer_sha256):
+    if what := difference(folder / TOKENIZER, manifest.header.tokenizer_sha256):
         wrong.append(Damage(file=TOKENIZER, what=what))
     done = 0
     # sha256 and xxh3 let other threads run
@@ -59,18 +60,25 @@ def verify(folder: Path, *, progress: Progress = lambda done, size: None) -> Ver
             done += shard.bytes
             progress(done, size)
     rows = sum(shard.rows for shard in shards)
-    return Verification(folder=str(folder), shards=len(shards), rows=rows, bytes=size, damaged=tuple(wrong))
+    return Verification(
+        folder=str(folder),
+        shards=len(shards),
+        rows=rows,
+        bytes=size,
+        damaged=tuple(wrong),
+        remedy=remedy(folder) if wrong else "",
+    )
 
 
 def _damage(folder: Path, shard: Shard, *, row_length: int) -> str:
     """What is wrong with a shard; empty when nothing is."""
     path = folder / shard.file
-    what = _changed(path, shard.sha256, size=shard.bytes)
-    if what and what != _DIFFERS:
+    what = difference(path, shard.sha256, size=shard.bytes)
+    if what and what != DIFFERS:
         return what
     try:
         rows_NT, checks_N = map_shard(path, (shard.rows, row_length))
-    except UserError:
+    except DamagedDataError:
         return "; ".join(filter(None, [what, "no rows can be read from it"]))
     rows = [number for number, row in enumerate(rows_NT) if row_checksum(row) != checks_N[number]]
     if not rows:
@@ -78,14 +86,3 @@ def _damage(folder: Path, shard: Shard, *, row_length: int) -> str:
     more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
     named = ", ".join(map(str, rows[:_MOST_NAMED]))
     return "; ".join(filter(None, [what, f"changed rows: {named}{more}"]))
-
-
-def _changed(path: Path, sha256: str, *, size: int | None = None) -> str:
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if size is not None and found != size:
-                return f"want {size} bytes, found {found}"
-            return "" if hashlib.file_digest(file, "sha256").hexdigest() == sha256 else _DIFFERS
-    except OSError as error:
-        return error.strerror or str(error)

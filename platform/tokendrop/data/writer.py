@@ -15,6 +15,7 @@ from tokendrop.data.pack import Documents, Packer
 from tokendrop.data.pair_rows import PairPacker
 from tokendrop.data.shards import (
     REJECTED,
+    SHARDS,
     SPLITS,
     Header,
     Manifest,
@@ -22,9 +23,11 @@ from tokendrop.data.shards import (
     Shard,
     Split,
     append_shard,
+    damaged,
     drop_torn_line,
     read_manifest,
     rewrite_shards,
+    shard_name,
     total,
     write_shard,
 )
@@ -117,7 +120,7 @@ class ShardWriter:
             if rows := stream.packer.rows_ready():
                 self._write(source, split, rows)
         self._write_rejected()
-        shards = sorted(read_manifest(self.folder).shards, key=lambda shard: shard.file)
+        shards = sorted(read_manifest(self.folder).shards, key=lambda shard: (shard.source, shard.split))
         rewrite_shards(self.folder, shards)  # the order in which they came depended on blocks
         rows = tuple(sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS)
         header: Header = replace(
@@ -133,9 +136,12 @@ class ShardWriter:
         return read_manifest(self.folder)
 
     def _places(self, source: str) -> list[Place]:
-        first = self.file_sources.index(source)
-        start = Place(file=first, record=1, token=0, seen=0)
-        return [self._streams[source, split].begin or start for split in self._rows]
+        files = [number for number, name in enumerate(self.file_sources) if name == source]
+        start = Place(file=files[0], record=1, token=0, seen=0)
+        places = [self._streams[source, split].begin or start for split in self._rows]
+        if any(place.file not in files for place in places):
+            raise damaged(self.folder / SHARDS, f"a shard of '{source}' is to go on in the file of another source")
+        return places
 
     def _write_full(self, source: str, split: Split) -> None:
         size = self._rows[split]
@@ -145,7 +151,7 @@ class ShardWriter:
     def _write(self, source: str, split: Split, rows: int) -> None:
         stream = self._streams[source, split]
         packed = stream.packer.take(rows)
-        path = self.folder / f"{source}-{split}-{stream.shards:05}.arrow"
+        path = self.folder / shard_name(source, split, stream.shards)
         size, digest = write_shard(path, packed.rows_NT, packed.documents)
         self._write_rejected()
         shard = Shard(
@@ -201,8 +207,12 @@ class ShardWriter:
         path = self.folder / REJECTED
         if not path.exists():
             return []
-        lines = [(line["number"], line["line"], line["reason"]) for line in pq.read_table(path).to_pylist()]
-        return [line for line in lines if line[:2] < _order(self._restart[self.file_sources[line[0]]])]
+        try:
+            found = pq.read_table(path, schema=_REJECTED_SCHEMA).to_pylist()
+            lines = [(line["number"], line["line"], line["reason"]) for line in found]
+            return [line for line in lines if line[:2] < _order(self._restart[self.file_sources[line[0]]])]
+        except (OSError, pa.ArrowException, ValueError, IndexError, TypeError) as error:
+            raise damaged(path, error) from None
 
 
 class _Stream:

@@ -1,0 +1,91 @@
+"""The files of token shards as they are read: what they are, their rows in mapped memory, what a row is made of."""
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tokendrop.data.arrow_layout import read_layout
+from tokendrop.data.shards import TOKENIZER, Manifest, Shard, damaged, open_plain, telling_damage
+
+_TOKENS, _CHECKS = 2, 4
+"""Their buffers: the columns `tokens` (a list's validity, its numbers' validity, its numbers) and `xxh3_64`."""
+
+_KINDS: dict[int, type[np.uint16] | type[np.uint32]] = {2: np.uint16, 4: np.uint32}  # of tokens, by their bytes
+
+DIFFERS = "its sha256 is not the manifest's"
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Look at every file, without reading rows.
+
+    Raises:
+        DamagedDataError: a shard is missing or cut short, or the tokenizer is another one.
+    """
+    path = folder / TOKENIZER
+    with telling_damage(path):
+        if difference(path, manifest.header.tokenizer_sha256):
+            raise ValueError("not the tokenizer that made these shards")
+    for shard in manifest.shards:
+        path = folder / shard.file
+        with telling_damage(path):
+            found = path.lstat()
+            if stat.S_ISLNK(found.st_mode):
+                raise ValueError(f"a link to {path.readlink()}, want the file itself")
+            if not stat.S_ISREG(found.st_mode) or found.st_size != shard.bytes:
+                raise ValueError(f"want a file of {shard.bytes} bytes, found {found.st_size}")
+
+
+def difference(path: Path, sha256: str, *, size: int | None = None) -> str:
+    """How a file differs from the one of this sha256; empty where it does not."""
+    try:
+        with open_plain(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            if size is not None and found != size:
+                return f"want {size} bytes, found {found}"
+            return "" if hashlib.file_digest(file, "sha256").hexdigest() == sha256 else DIFFERS
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+
+
+def map_shard(path: Path, shape: tuple[int, int]) -> tuple[NDArray[np.integer], NDArray[np.uint64]]:
+    """The mapped rows of a shard, (N, row_length), and their checksums, (N,).
+
+    The rows may be any numbers: their checksums tell whether they are those that were written.
+
+    Raises:
+        DamagedDataError: it can't be read, or does not have this shape.
+    """
+    rows, length = shape
+    try:
+        if not path.is_file():  # another kind of file might keep its reader waiting
+            raise OSError("want a file" if path.exists() else "No such file or directory")
+        with pa.memory_map(str(path)) as file:
+            content = file.read_buffer()
+        layout = read_layout(memoryview(content))
+        tokens, checks = layout.buffers[_TOKENS], layout.buffers[_CHECKS]
+        kind = _KINDS.get(tokens.length // (rows * length))
+        if (layout.rows, checks.length) != (rows, 8 * rows) or kind is None or tokens.length % (rows * length):
+            raise ValueError(f"want {shape} rows and tokens as the manifest says, found {layout.rows} rows")
+        rows_NT = np.frombuffer(content, kind, rows * length, tokens.start).reshape(shape)
+        checks_N = np.frombuffer(content, np.uint64, rows, checks.start)
+    except (OSError, ValueError, IndexError, pa.ArrowException) as error:
+        raise damaged(path, error) from None
+    return rows_NT, checks_N
+
+
+def read_documents(folder: Path, shard: Shard, row: int) -> list[dict[str, int | str]]:
+    """The documents of one row, as `DOCUMENTS` has them.
+
+    Raises:
+        DamagedDataError: the shard is not what was written.
+    """
+    path = folder / shard.file
+    if what := difference(path, shard.sha256, size=shard.bytes):  # pyarrow may not survive a file that is damaged
+        raise damaged(path, what)
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).get_batch(0).column("documents")[row].as_py()
