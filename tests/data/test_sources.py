@@ -2,6 +2,10 @@
 
 import os
 import pickle
+import socket
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -86,3 +90,60 @@ def test_a_file_that_did_not_stay_as_it_was_is_named(tmp_path, change, said):
     with pytest.raises(UserError) as caught:
         check_unchanged(file)
     assert str(caught.value) == f"{path}: {said} while it was read; want files that stay as they are during preparation"
+
+
+@pytest.mark.parametrize("entry", ["nul\0.jsonl", "half \ud800.jsonl", "ä" * 300 + ".jsonl", "d/" * 2100 + "a.jsonl"])
+def test_a_name_that_no_system_call_takes_is_refused_in_a_sentence(tmp_path, entry):
+    with pytest.raises(UserError, match=r"^data\.corpus: ") as said:
+        files_of(tmp_path / entry)
+    assert len(str(said.value).splitlines()) == 1
+    assert str(said.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "broken link", "loop", "folder of a pipe"])
+def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "corpus.jsonl"
+    entry = path
+    if kind == "socket":
+        path = entry = Path(tempfile.mkdtemp()) / "corpus.jsonl"  # whose names are short
+        socket.socket(socket.AF_UNIX).bind(str(path))
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "broken link":
+        path.symlink_to(tmp_path / "gone")
+    elif kind == "loop":
+        path.symlink_to(path)
+    else:
+        os.mkfifo(path)
+        entry = tmp_path if kind == "folder of a pipe" else path
+    with pytest.raises(UserError, match=r"^data\.corpus: can't open .* is (neither a file nor|no file)") as said:
+        files_of(entry)
+    assert str(path) in str(said.value)
+
+
+def test_links_to_folders_are_not_followed_and_make_no_loop(tmp_path):
+    (tmp_path / "corpus" / "below").mkdir(parents=True)
+    (tmp_path / "corpus" / "a.jsonl").write_bytes(b"")
+    (tmp_path / "corpus" / "below" / "up").symlink_to(tmp_path / "corpus")
+    assert names_of(tmp_path / "corpus") == [str(tmp_path / "corpus" / "a.jsonl")]
+
+
+HIDDEN = """
+import os, sys
+from pathlib import Path
+from tokendrop.data.sources import list_files
+os.setuid(65534)
+list_files((sys.argv[1],), cache=Path("unused"))
+"""
+
+
+def test_a_folder_that_can_not_be_looked_into_is_named_and_not_left_out(tmp_path):
+    if os.getuid():
+        pytest.skip("another user is what root alone can be")
+    corpus = Path(tempfile.mkdtemp())  # others may go through the folders above it
+    corpus.chmod(0o755)
+    (corpus / "a.jsonl").write_bytes(b"")
+    (corpus / "shut").mkdir(mode=0o700)
+    (corpus / "shut" / "b.jsonl").write_bytes(b"")
+    done = subprocess.run([sys.executable, "-c", HIDDEN, str(corpus)], capture_output=True, text=True, check=False)
+    assert f"data.corpus: can't open {corpus} ([Errno 13] Permission denied: '{corpus}/shut')" in done.stderr

@@ -1,5 +1,6 @@
 """Corpora: which files they are, in whatever store they lie."""
 
+import atexit
 import glob
 import os
 import re
@@ -79,14 +80,30 @@ def check_unchanged(file: SourceFile) -> None:
 def _local_files(entry: str) -> list[SourceFile]:
     path = os.path.abspath(os.path.expanduser(entry))
     if os.path.isdir(path):
-        below = (p.relative_to(path).as_posix() for p in Path(path).rglob("*") if p.is_file())
-        found = [os.path.join(path, name) for name in below if _in_folder(name)]
+        found = list(_below(path))
     elif os.path.isfile(path):
         found = [path]
     else:
         found = [p for p in glob.glob(path, recursive=True) if os.path.isfile(p)]
+        if not found and os.path.lexists(path):
+            raise OSError("it is neither a file nor a folder")
     local = pafs.LocalFileSystem()
     return [_source(local, info, info.path) for info in local.get_file_info(found)]
+
+
+def _below(folder: str) -> Iterator[str]:
+    """The files of a folder's corpus; one that can't be looked into would be missed without a word, and is an error."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for here, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [os.path.join(here, name) for name in names if _in_folder(name)]
+        for path in paths:
+            if not os.path.isfile(path):
+                raise OSError(f"{path} is no file that can be read")
+        yield from paths
 
 
 def _stored_files(entry: str) -> list[SourceFile]:
@@ -157,6 +174,12 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
+def abandon_stores() -> None:
+    """Let the process end at its exit: pyarrow would wait there for requests to S3 that are under way."""
+    if hasattr(pafs, "ensure_s3_finalized"):
+        atexit.unregister(pafs.ensure_s3_finalized)
+
+
 @contextmanager
 def reaching(complaint: str) -> Iterator[None]:
     """Whatever a store raises, and its library may raise anything, as one sentence."""
@@ -172,6 +195,7 @@ def reaching(complaint: str) -> Iterator[None]:
 
 
 def _public(text: str) -> str:
-    """Without the credentials that a URI may carry before its host or in its query."""
+    """In one line, without the credentials that a URI may carry before its host or in its query."""
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     without_user = re.sub(r"://(?:[^/@\s]*:[^@\s]*@|[^/@\s]*@)", "://", redact(text).replace(f"{HIDDEN}@", ""))
     return re.sub(r"(://[^?\s]*)\?\S*", r"\1", without_user)
