@@ -65,6 +65,7 @@ def prepare(options: argparse.Namespace) -> None:
     from tokendrop.data.shards import SPLITS, read_manifest
     from tokendrop.launch.cluster import connect
     from tokendrop.launch.head_watch import HeadWatch
+    from tokendrop.launch.prepare import cause_of
     from tokendrop.launch.results import with_absolute_paths
     from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.watch import prepare_line
@@ -75,7 +76,7 @@ def prepare(options: argparse.Namespace) -> None:
         with stopping_in_time(), HeadWatch(), prepare_line() as progress:
             folder = prepare(config, progress=progress)
     except (RayError, OSError) as error:
-        say(f"{error}\ntokendrop: the preparation failed; what is committed stays for the next attempt")
+        say(f"tokendrop: the preparation failed ({cause_of(error)}); what is committed stays for the next attempt")
         sys.exit(1)
     header = read_manifest(folder).header
     rows = dict(zip(SPLITS, header.rows, strict=True))

@@ -9,17 +9,17 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.commit import alone_in
+from tokendrop.data.commit import alone_in, write_whole
 from tokendrop.data.pair_rows import pair_row_length
 from tokendrop.data.records import RecordForm, read_records
-from tokendrop.data.rows import FAILED
+from tokendrop.data.rows import FAILED, note_failure
 from tokendrop.data.shard_files import check_files
 from tokendrop.data.shards import FORMAT, MANIFEST, TOKENIZER, Header, Manifest, read_manifest
 from tokendrop.data.sources import SourceFile, list_files
 from tokendrop.data.stages import Work, tokenized
 from tokendrop.data.tokenizer import load_tokenizer, train_tokenizer, vocab_size
 from tokendrop.data.writer import ShardWriter
-from tokendrop.errors import UserError
+from tokendrop.errors import UserError, first_line
 
 _ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences"}
 
@@ -46,6 +46,7 @@ def find_corpus(config: ExperimentConfig) -> Corpus:
         UserError: a source has no files, or they can't be listed.
     """
     data, shards = config.data, Path(config.data.folder).absolute()
+    _check_folder(shards)
     if data.tokenizer:
         load_tokenizer(data.tokenizer, config.model.reads)
     found: list[tuple[float, int, str, SourceFile]] = []
@@ -55,6 +56,16 @@ def find_corpus(config: ExperimentConfig) -> Corpus:
     found.sort(key=lambda one: one[:2])
     files, sources = tuple(one[3] for one in found), tuple(one[2] for one in found)
     return Corpus(files, sources, shards / _fingerprint(config, files, sources))
+
+
+def _check_folder(shards: Path) -> None:
+    """Raises UserError where no system call takes the names that will lie there."""
+    try:
+        (shards / "0123456789abcdef" / MANIFEST).stat()
+    except (FileNotFoundError, NotADirectoryError):  # what can't be made is told when it is made
+        pass
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.folder: can't use {str(shards)[:200]!r} ({first_line(error)})") from None
 
 
 def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, tokens: None) -> Path:
@@ -82,7 +93,7 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
             check_fits(config, manifest)
             check_files(folder, manifest)
         except UserError as error:
-            (folder / FAILED).write_text(str(error))
+            note_failure(folder, str(error))
             raise
     return folder
 
@@ -153,7 +164,7 @@ def _form(config: ExperimentConfig, source: str) -> RecordForm:
 
 def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
     folder, length, kind = corpus.folder, config.model.sequence_length, config.model.reads
-    tokenizer.save(str(folder / TOKENIZER))
+    write_whole(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
     header = Header(
         format=FORMAT,
         kind=kind,

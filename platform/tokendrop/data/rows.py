@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
@@ -21,6 +22,24 @@ FAILED = "failed.txt"
 _MAPPED_SHARDS = 8192
 _POLL_S = 0.2
 _BLOCK = 4096
+
+
+def note_failure(folder: Path, text: str) -> None:
+    """Leave word for those who wait for more; on a full disk an empty note has to do."""
+    with suppress(OSError):
+        (folder / FAILED).write_text(text, errors="backslashreplace")
+
+
+def noted_failure(folder: Path) -> str | None:
+    """Why preparation stopped; None where it did not."""
+    try:
+        text = (folder / FAILED).read_text(errors="backslashreplace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        text = ""
+    return text or f"{folder}: its preparation stopped; 'tokendrop prepare' goes on with it, and says what is wrong"
+
 
 _Mapped = tuple[NDArray[np.integer], NDArray[np.uint64]]
 Places = tuple[list[int], list[int]]
@@ -131,9 +150,8 @@ class MappedSamples:
             try:
                 return self.order.sample_ids(positions, self.rows.committed)
             except NotPreparedError:
-                failed = self.rows.folder / FAILED
-                if failed.exists():
-                    raise UserError(failed.read_text()) from None
+                if failure := noted_failure(self.rows.folder):
+                    raise UserError(failure) from None
                 time.sleep(_POLL_S)
                 self._block = -1
                 self.rows.refresh()

@@ -1,6 +1,5 @@
 """Corpora: which files they are, in whatever store they lie."""
 
-import atexit
 import glob
 import os
 import re
@@ -172,12 +171,6 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     if not parts or (parts[0].startswith(".") and not pattern[0].startswith(".")):
         return False
     return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
-
-
-def abandon_stores() -> None:
-    """Let the process end at its exit: pyarrow would wait there for requests to S3 that are under way."""
-    if hasattr(pafs, "ensure_s3_finalized"):
-        atexit.unregister(pafs.ensure_s3_finalized)
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 import hashlib
 import logging
+import time
+import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -14,6 +18,8 @@ import pyarrow as pa
 import ray
 import ray.data
 from numpy.typing import NDArray
+from ray.exceptions import GetTimeoutError, RayError, WorkerCrashedError
+from ray.util.annotations import RayDeprecationWarning
 from tokenizers import Tokenizer
 
 from tokendrop.config.data import DataConfig
@@ -33,6 +39,13 @@ _BLOCK_CHARACTERS, _BLOCK_DOCUMENTS = 8_000_000, 16_384
 # tasks, so three tokenizers share two cores.
 _READER_CPUS, _TOKENIZER_CPUS, _CPUS_PER_READER = 0.1, 0.6, 8
 
+# Left alone, Ray Data starts a task whose process dies anew for ever. It takes `max_retries` in a way that ends with
+# Ray 2.64.
+_RETRIES = 1
+warnings.filterwarnings("ignore", category=RayDeprecationWarning, module=__name__.replace(".", r"\."))
+
+_SEARCH_FILES, _SEARCH_S = 256, 300.0  # for the file whose reader dies
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -50,7 +63,8 @@ def tokenized(work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: Da
 
     Raises:
         UserError: a file can't be read. It travels to here as a line with an `error`: a task that raised it
-            instead would be tried again, and reported with Ray's traceback.
+            instead would be tried again, and reported with Ray's traceback. Or whatever reads it dies.
+        RayError: processes of the cluster die for another reason.
     """
     if not work:
         return
@@ -67,14 +81,49 @@ def tokenized(work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: Da
     with ray.data.DataContext.current(context):
         blocks: Iterable[Any] = (
             ray.data.from_items([*range(len(work))], override_num_blocks=min(len(work), 64))
-            .map_batches(read, batch_size=1, num_cpus=_READER_CPUS, concurrency=readers)
-            .map_batches(tokenize, batch_format="pyarrow", batch_size=None, num_cpus=_TOKENIZER_CPUS)
+            .map_batches(read, batch_size=1, num_cpus=_READER_CPUS, concurrency=readers, max_retries=_RETRIES)
+            .map_batches(
+                tokenize, batch_format="pyarrow", batch_size=None, num_cpus=_TOKENIZER_CPUS, max_retries=_RETRIES
+            )
             .iter_batches(batch_size=None, batch_format="pyarrow")
         )
-    for block in blocks:
-        for error in filter(None, block.column("error").to_pylist()):
-            raise UserError(error)
-        yield from _by_file(block)
+    last = work[0].number
+    try:
+        for block in blocks:
+            for error in filter(None, block.column("error").to_pylist()):
+                raise UserError(error)
+            for part in _by_file(block):
+                last = part.column("file")[0].as_py()
+                yield part
+    except WorkerCrashedError:
+        if deadly := _deadly([one for one in work if one.number >= last][:_SEARCH_FILES]):
+            raise UserError(
+                f"data.corpus: {deadly.file.name}: whatever reads this file dies of it; want a file that is whole"
+            ) from None
+        raise
+
+
+def _deadly(suspects: list[Work]) -> Work | None:
+    """The first of some files whose reader dies; each is read once more, in a task of its own."""
+    read = ray.remote(num_cpus=_READER_CPUS, max_retries=0)(_read_through)
+    deadline = time.monotonic() + _SEARCH_S
+    for one in suspects:
+        reading = read.remote(one)
+        try:
+            ray.get(reading, timeout=max(0, deadline - time.monotonic()))
+        except WorkerCrashedError:
+            return one
+        except GetTimeoutError:
+            ray.cancel(reading, force=True)
+            return None
+        except RayError:
+            continue
+    return None
+
+
+def _read_through(one: Work) -> None:
+    with suppress(UserError):
+        deque(read_records(one.file, one.form, after=one.after), maxlen=0)
 
 
 def _by_file(block: pa.Table) -> Iterator[pa.Table]:
@@ -90,7 +139,7 @@ def _quiet() -> None:
     """Ray Data tells of every execution on the console; importing it has set that up anew."""
     for handler in logging.getLogger("ray.data").handlers:
         if handler.name == "console":
-            handler.setLevel(logging.ERROR)
+            handler.setLevel(logging.CRITICAL)  # what fails is raised, too
 
 
 def _read(batch: Any, *, work: list[Work], block: tuple[int, int]) -> Iterator[pa.Table]:

@@ -7,10 +7,11 @@ from pathlib import Path
 from types import TracebackType
 
 import ray
+from ray.exceptions import RayTaskError
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.pipeline import find_corpus, prepare
-from tokendrop.data.rows import FAILED
+from tokendrop.data.rows import note_failure
 from tokendrop.data.shards import MANIFEST, Manifest, read_manifest
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.watch import prepare_line
@@ -20,6 +21,15 @@ _POLL_S = 0.2
 
 class _StoppedError(Exception):
     """Training is over before the preparation."""
+
+
+def cause_of(error: Exception) -> str:
+    """Why preparation failed, within a sentence, without Ray's traceback."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        error = error.cause
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(filter(None, [error.filename and str(error.filename), error.strerror]))
+    return first_line(error)
 
 
 class Preparation:
@@ -46,7 +56,7 @@ class Preparation:
         self._stop.set()
         self._pool.shutdown()
         failure = self._done.exception()
-        if kind is UserError and failure and not isinstance(failure, UserError | _StoppedError):
+        if kind is UserError and failure and not isinstance(failure, _StoppedError):
             raise failure  # of which the workers knew only by the note that it left
 
     @property
@@ -82,7 +92,7 @@ class Preparation:
             except (UserError, _StoppedError):
                 raise
             except Exception as error:  # of a disk, or of Ray: the workers would wait for rows that never come
-                (self.folder / FAILED).write_text(f"{self.folder}: not prepared to the end ({first_line(error)})")
+                note_failure(self.folder, f"{self.folder}: not prepared to the end ({cause_of(error)})")
                 raise
 
 
