@@ -9,6 +9,7 @@ import tempfile
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -84,18 +85,40 @@ def ray_folder() -> Iterator[Path]:
 def command(folder: Path, ray_folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own; what it says is kept in a file there too."""
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tokendrop", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=env | IN_ENVIRONMENT | {"RAY_TMPDIR": str(ray_folder)},
-        timeout=300,
-        check=False,
-    )
+    with keeping_logs(ray_folder):
+        done = subprocess.run(
+            [sys.executable, "-m", "tokendrop", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=env | IN_ENVIRONMENT | {"RAY_TMPDIR": str(ray_folder)},
+            timeout=300,
+            check=False,
+        )
     with (folder / "said.txt").open("a") as file:
         file.write(done.stdout + done.stderr)
     return done
+
+
+@contextmanager
+def keeping_logs(ray_folder: Path) -> Iterator[None]:
+    """Give the logs of a Ray, which go with it, a second name that stays."""
+    kept, is_over = ray_folder / "kept", threading.Event()
+    kept.mkdir(exist_ok=True)
+
+    def keep() -> None:
+        while not is_over.wait(0.1):
+            for log in ray_folder.glob("tokendrop-ray-*/ray/session_*/logs/**/*"):
+                with suppress(OSError):  # it was kept already, or is gone
+                    os.link(log, kept / f"{log.stat().st_ino}{log.suffix}")
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        keeper.join()
 
 
 def told(*folders: Path) -> set[tuple[str, str]]:

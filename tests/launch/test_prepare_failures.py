@@ -135,18 +135,3 @@ def test_a_note_of_failure_is_told_whatever_became_of_it(tmp_path, small_disk):
     (small_disk / FAILED).unlink()
     (small_disk / FAILED).mkdir()
     assert "its preparation stopped" in (noted_failure(small_disk) or "")
-
-
-# --- names that can't be ---
-
-FOLDERS = ["ä" * 300, "nul\0", "half \ud800", "d/" * 2100]
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=["long", "nul", "surrogate", "deep"])
-def test_a_folder_that_no_system_call_takes_is_named_by_its_key(tmp_path, folder):
-    config = load_job(job_of(tmp_path, [write_corpus(tmp_path / "corpus.jsonl", documents(9))]))
-    config = replace(config, data=replace(config.data, folder=f"{tmp_path}/{folder}"))
-    with pytest.raises(UserError, match=r"^data\.folder: can't use '") as said:
-        prepare(config)
-    assert len(str(said.value).splitlines()) == 1
-    assert str(said.value).isprintable()

@@ -19,7 +19,7 @@ from tokendrop.data.sources import SourceFile, list_files
 from tokendrop.data.stages import Work, tokenized
 from tokendrop.data.tokenizer import load_tokenizer, train_tokenizer, vocab_size
 from tokendrop.data.writer import ShardWriter
-from tokendrop.errors import UserError, first_line
+from tokendrop.errors import UserError
 
 _ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences"}
 
@@ -46,7 +46,6 @@ def find_corpus(config: ExperimentConfig) -> Corpus:
         UserError: a source has no files, or they can't be listed.
     """
     data, shards = config.data, Path(config.data.folder).absolute()
-    _check_folder(shards)
     if data.tokenizer:
         load_tokenizer(data.tokenizer, config.model.reads)
     found: list[tuple[float, int, str, SourceFile]] = []
@@ -56,16 +55,6 @@ def find_corpus(config: ExperimentConfig) -> Corpus:
     found.sort(key=lambda one: one[:2])
     files, sources = tuple(one[3] for one in found), tuple(one[2] for one in found)
     return Corpus(files, sources, shards / _fingerprint(config, files, sources))
-
-
-def _check_folder(shards: Path) -> None:
-    """Raises UserError where no system call takes the names that will lie there."""
-    try:
-        (shards / "0123456789abcdef" / MANIFEST).stat()
-    except (FileNotFoundError, NotADirectoryError):  # what can't be made is told when it is made
-        pass
-    except (OSError, ValueError) as error:
-        raise UserError(f"data.folder: can't use {str(shards)[:200]!r} ({first_line(error)})") from None
 
 
 def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, tokens: None) -> Path:
