@@ -52,8 +52,8 @@ def pod_templates() -> dict[str, Yaml]:
 
 def submitted_jobs() -> set[str]:
     """Jobs that the README or a manifest sends to a cluster of machines."""
-    section = (ROOT / "README.md").read_text().split("## From nothing to a submitted run\n")[1].split("\n## ")[0]
-    commands = [*section.splitlines(), manifest("RayJob")["spec"]["entrypoint"]]
+    guide = (ROOT / "cluster" / "README.md").read_text()
+    commands = [*guide.splitlines(), manifest("RayJob")["spec"]["entrypoint"]]
     return {job for command in commands for job in re.findall(r"jobs/paper/\S+\.yaml", command)}
 
 
@@ -87,6 +87,21 @@ def test_workers_are_spot_and_none_waits_for_a_job(path: Path):
     assert any("mlflow server" in command for command in config["head_start_ray_commands"])
     assert "--volume=/data:/data" in config["docker"]["run_options"]
     assert any(re.search(r"mount --types nfs.* /data ", command) for command in config["initialization_commands"])
+
+
+@pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
+def test_machines_let_nobody_in_without_the_token(path: Path):
+    config = read(path)
+    starts = [
+        line for where in ("head", "worker") for line in config[f"{where}_start_ray_commands"] if "ray start" in line
+    ]
+    assert len(starts) == 2
+    assert all("RAY_AUTH_MODE=token ray start" in line for line in starts)
+    assert config["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+
+
+def test_pods_let_nobody_in_without_the_token():
+    assert manifest("RayCluster")["spec"]["authOptions"] == {"mode": "token"}
 
 
 def is_spot(machine: Yaml) -> bool:
@@ -211,7 +226,7 @@ def test_one_image_everywhere_named_by_the_versions_that_the_package_pins():
     (built,) = re.findall(r"docker build .* -t (\S+)", DOCKERFILE)
     ray, torch, python = re.fullmatch(r".*:ray(.*)-torch(.*)-py(\d+)", image).groups()
     assert built == image
-    assert image in (ROOT / "README.md").read_text()
+    assert image in (ROOT / "cluster" / "README.md").read_text()
     assert (ray, torch) == (PINS["ray"], PINS["torch"])
     assert re.search(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE).group(1) == f"rayproject/ray:{ray}-py{python}-cpu"
     assert manifest("RayCluster")["spec"]["rayVersion"] == ray
