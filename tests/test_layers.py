@@ -66,6 +66,7 @@ FOREIGN = {
     "launch/head.py": {"grpc"},
     "launch/cleanup.py": {"psutil"},
     "launch/local_cluster.py": {"psutil"},
+    "launch/local_ray.py": {"psutil"},
     "launch/local_nodes.py": {"psutil"},
     "launch/memory.py": {"psutil"},
     "commands": {"ray"},

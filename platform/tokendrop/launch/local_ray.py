@@ -7,6 +7,7 @@ import sys
 import tempfile
 from typing import Any
 
+import psutil
 import ray
 
 from tokendrop.launch import cleanup
@@ -34,6 +35,7 @@ def start_local_ray(cpus: int | None, **options: Any) -> None:
     """
     for name, value in _ALONE.items():
         os.environ.setdefault(name, value)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_device())  # for the traffic between workers
     os.environ.pop("RAY_AUTH_MODE", None)  # Ray then asks for a token
     os.environ["RAY_AUTH_TOKEN"] = _TOKEN
     ray.init(
@@ -44,6 +46,11 @@ def start_local_ray(cpus: int | None, **options: Any) -> None:
         _temp_dir=_new_folder(),
         **options,
     )
+
+
+def _loopback_device() -> str:
+    devices = psutil.net_if_addrs().items()
+    return next(name for name, addresses in devices if any(one.address == "127.0.0.1" for one in addresses))
 
 
 def _new_folder() -> str:
