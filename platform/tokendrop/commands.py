@@ -71,13 +71,14 @@ def prepare(options: argparse.Namespace) -> None:
     from tokendrop.launch.watch import prepare_line
 
     config = with_absolute_paths(load_job(options.job, options.overrides))
-    connect()
-    try:
-        with stopping_in_time(), HeadWatch(), prepare_line() as progress:
-            folder = prepare(config, progress=progress)
-    except (RayError, OSError) as error:
-        say(f"tokendrop: the preparation failed ({cause_of(error)}); what is committed stays for the next attempt")
-        sys.exit(1)
+    with stopping_in_time():
+        connect()
+        try:
+            with HeadWatch(), prepare_line() as progress:
+                folder = prepare(config, progress=progress)
+        except (RayError, OSError) as error:
+            say(f"tokendrop: the preparation failed ({cause_of(error)}); what is committed stays for the next attempt")
+            sys.exit(1)
     header = read_manifest(folder).header
     rows = dict(zip(SPLITS, header.rows, strict=True))
     counts = {"documents": header.documents, "rejected": header.rejected, "tokens": header.tokens}

@@ -14,7 +14,8 @@ from tokendrop.launch.cluster import serves_alone
 from tokendrop.render import say
 
 _POLL_S, _CONNECT_S = 1.0, 10.0
-_LOST_ALONE_S, _LOST_S = 3.0, 45.0  # a head of a cluster may be started again; Ray itself gives up after a minute
+# a head of a cluster may be started again; Ray itself gives up after a minute
+_LOST_ALONE_S, _LOST_S = 3.0, 45.0
 
 
 class HeadWatch:
@@ -38,13 +39,13 @@ class HeadWatch:
         self._done.set()
 
     def _watch(self) -> None:
-        seen = time.monotonic()
+        seen: float | None = None  # a head that this machine never reaches, behind a proxy say, is not watched
         while not self._done.wait(_POLL_S):
             try:
                 socket.create_connection(self.address, timeout=_CONNECT_S).close()
                 seen = time.monotonic()
             except OSError as error:
-                if time.monotonic() - seen > self._patience_s:
+                if seen is not None and time.monotonic() - seen > self._patience_s:
                     self._exit(error)
 
     def _exit(self, error: OSError) -> None:

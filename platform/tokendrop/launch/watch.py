@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,7 +62,8 @@ class Watcher:
             for line in self._tail.read():
                 self._line.show(line)
             if not stopping:
-                self._line.show_waiting()
+                with suppress(Exception):  # of a Ray that is going; the live line goes on
+                    self._line.show_waiting()
 
     def give_up(self) -> None:
         """Tell MLflow that the run has failed, where its server answers in time; the process ends next."""
