@@ -32,7 +32,7 @@ from tokendrop.launch.local_head import (
     free_port,
     start_head,
 )
-from tokendrop.launch.local_nodes import node_address
+from tokendrop.launch.local_nodes import ENDED, node_address
 
 _PORT, _DASHBOARD_PORT = 6399, 8265  # where these are free; `submit` tries that dashboard when it is given none
 _START_TIMEOUT_S, _STOP_TIMEOUT_S, _POLL_S = 90.0, 5.0, 0.2
@@ -112,7 +112,8 @@ def _wait_until_ready(cluster: LocalCluster, head: subprocess.Popen[bytes]) -> N
     deadline = time.monotonic() + _START_TIMEOUT_S
     while not _is_ready(cluster):
         if head.poll() is not None or time.monotonic() > deadline:
-            said = cluster.log.read_text(errors="replace").strip()[-2000:]
+            ended = Path(cluster.folder) / "nodes" / ENDED
+            said = (ended if ended.exists() else cluster.log).read_text(errors="replace").strip()[-2000:]
             raise ClusterError(f"{said}\nthe local cluster did not start")
         time.sleep(_POLL_S)
 

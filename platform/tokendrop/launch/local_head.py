@@ -134,6 +134,7 @@ def _environment(cluster: LocalCluster) -> dict[str, str]:
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # jobs say `python`
         "RAY_CLOUD_INSTANCE_ID": HEAD,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # nodes may join; `keep_on_loopback` says that they may not
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_autoscaler_v2": "1",

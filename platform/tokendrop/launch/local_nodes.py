@@ -27,6 +27,8 @@ from ray.autoscaler.tags import (
 )
 
 HEAD, HEAD_TYPE = "head", "ray.head.default"
+LOG, ENDED = "node.log", "ended.log"
+"""What a node says, in its folder; what the last node said that ended by itself, beside the folders."""
 _STOP_S = 5.0  # for a node's processes to end by themselves
 
 
@@ -51,8 +53,10 @@ class LocalNodes(NodeProvider):
 
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
         with self._lock:
-            for ended in [name for name, node in self._nodes.items() if node.process.poll() is not None]:
-                self.terminate_node(ended)
+            for name, node in [*self._nodes.items()]:
+                if node.process.poll() is not None:  # by itself: for whoever wonders why
+                    (node.folder / LOG).replace(node.folder.parent / ENDED)
+                    self.terminate_node(name)
             return [name for name in (HEAD, *self._nodes) if tag_filters.items() <= self.node_tags(name).items()]
 
     def is_running(self, node_id: str) -> bool:
@@ -107,7 +111,7 @@ class LocalNodes(NodeProvider):
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
         # by which the autoscaler knows its nodes again
         environment = {**os.environ, "RAY_CLOUD_INSTANCE_ID": name, "RAY_NODE_TYPE_NAME": node_type}
-        with (folder / "node.log").open("wb") as log:
+        with (folder / LOG).open("wb") as log:
             return subprocess.Popen(
                 [*command, *(f"--{option}={value}" for option, value in options.items())],
                 env=environment,
