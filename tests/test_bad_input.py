@@ -223,5 +223,5 @@ def test_the_command_alone_exits_with_2_and_one_line(tmp_path, job, command, mis
     )
     assert ended.returncode == 2, ended.stderr
     assert ended.stdout == ""
-    assert re.fullmatch(f"(connect  .*\n)?tokendrop: {expected}.*\n", ended.stderr)
+    assert re.fullmatch(f"(connect  .*\n(prepare  .*\n)?)?tokendrop: {expected}.*\n", ended.stderr)
     assert left_behind(tmp_path) == []

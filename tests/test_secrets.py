@@ -108,3 +108,12 @@ def test_what_was_hidden_is_taken_from_the_environment(monkeypatch: pytest.Monke
     assert restored(tracked, is_tracking=False) is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:mine@host")
     assert restored(tracked, is_tracking=True) == "https://me:mine@host"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    ["=" + "a" * 10**5, "a://b:x" + "y" * 10**5, "?" + "a" * 10**5, "a://" * 10**5, "://@" * 10**5, "?key" * 10**5],
+)
+def test_a_long_text_is_looked_through_in_one_go(text: str) -> None:
+    assert redact(text)

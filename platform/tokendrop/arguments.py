@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ def whole(least: int, most: int = _MOST) -> Callable[[str], int]:
 
 def path(text: str) -> Path:
     """The type of a path that a file system could have."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"want a path on this machine, got {shortened(redact(text))}")
     if reason := unusable_path(text):
         raise argparse.ArgumentTypeError(reason)
     return Path(text)
@@ -78,6 +81,7 @@ def tell_no_secrets() -> None:
         sys.stderr.write(redact("".join(traceback.format_exception(kind, error, where))))
 
     sys.excepthook = show
+    threading.excepthook = lambda told: show(told.exc_type, told.exc_value or told.exc_type(), told.exc_traceback)
 
 
 def end_quietly() -> None:

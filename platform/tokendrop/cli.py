@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tokendrop import cli_arguments, commands, commands_bench, commands_data
 from tokendrop.arguments import Command, Parser, end_quietly, tell_no_secrets
-from tokendrop.errors import UserError
+from tokendrop.errors import UserError, first_line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except BrokenPipeError:
         end_quietly()
+    except OSError as error:  # of storage or a network that is away
+        print(f"tokendrop: {first_line(error)}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("tokendrop: stopped", file=sys.stderr)
         # what ends at the exit, a Ray that was started here above all, but no destructors: those of a Ray that had

@@ -3,10 +3,12 @@
 import errno
 import os
 import traceback
+from pathlib import Path
 
 from tokendrop.secrets import redact
 
 _NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_TRIED_BYTES = 2**20
 
 
 class UserError(ValueError):
@@ -33,10 +35,22 @@ class StorageError(UserError):
     exit_code = 1
 
 
-def storage_failure(error: BaseException) -> str | None:
-    """What storage said that takes nothing more, where that is what made `error`, however libraries have wrapped it."""
+def storage_failure(error: BaseException, folder: Path) -> str | None:
+    """What the storage of a folder says, where it takes nothing more and that may have made `error`.
+
+    Libraries wrap such errors in their own, and other storage may be full too: so a file is tried.
+    """
     text = "".join(traceback.format_exception(error))
-    return next((said for code in _NO_MORE if (said := os.strerror(code)) in text), None)
+    if not any(os.strerror(code) in text for code in _NO_MORE):
+        return None
+    tried = folder / f".tried-{os.getpid()}"
+    try:
+        tried.write_bytes(bytes(_TRIED_BYTES))
+    except OSError as refused:
+        return refused.strerror if refused.errno in _NO_MORE else None
+    finally:
+        tried.unlink(missing_ok=True)
+    return None
 
 
 def first_line(error: BaseException) -> str:

@@ -10,13 +10,14 @@ HIDDEN = "<hidden>"
 
 _PORT = r"""(?!\d{1,5}(?:[/?#\s'"),;\]]|$))"""
 _URI = re.compile(
-    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*)://"
-    r"(?:(?P<user>[^/?#\s]*)@"  # as URIs should be: all up to the last @ before the path
-    rf"|[^/@?#\s]*:{_PORT}(?:(?!://)\S)*@"  # a secret that was not percent-encoded, with a slash in it
-    rf"|[^/@?#\s]*:{_PORT}(?:(?!://)[^\n])*?@)"  # or with a space
+    r"(?<![A-Za-z0-9+.\-])(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]{0,30})://"
+    r"(?:(?P<user>[^/?#\s]{0,2048})@"  # as URIs should be: all up to the last @ before the path
+    rf"|[^/@?#\s]{{0,2048}}:{_PORT}(?:(?!://)\S){{0,2048}}@"  # a secret that is not percent-encoded, with a slash
+    rf"|[^/@?#\s]{{0,2048}}:{_PORT}(?:(?!://)[^\n]){{0,2048}}?@)"  # or with a space
 )
 _QUERY = re.compile(
-    r"(?P<name>[?&;][\w.\-]*(?:token|secret|passw(?:or)?d|pwd|passphrase|credential|signature|key)[\w.\-]*=|[?&;]sig=)"
+    r"(?P<name>[?&;#][\w.\-]{0,64}?(?:token|secret|passw(?:or)?d|pwd|passphrase|credential|signature|key)[\w.\-]{0,64}="
+    r"|[?&;]sig=)"
     r"""(?P<value>[^&\s"'#]+)""",
     re.IGNORECASE,
 )

@@ -121,3 +121,30 @@ def test_a_run_is_reached_from_this_machine_alone_and_leaves_nothing(
         while (left := processes_on(folder)) or Path(folder).exists():
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
+
+
+def test_only_what_a_ray_started_is_ended_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    reader = subprocess.Popen(["tail", "-f", log], stdout=subprocess.DEVNULL)
+    of_ray = subprocess.Popen(["sleep", "60"], env={**os.environ, FOLDER_VARIABLE: str(tmp_path)})
+    try:
+        assert {one.pid for one in processes_on(str(tmp_path))} == {of_ray.pid}
+    finally:
+        for one in (reader, of_ray):
+            one.kill()
+            one.wait()
+
+
+def test_a_folder_for_ray_that_can_not_be_made_is_named(job: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tokendrop", "prepare", str(job)],
+        env=alone() | {"RAY_TMPDIR": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last == "tokendrop: RAY_TMPDIR: can't make a folder for Ray below /nonexistent (No such file or directory)"

@@ -237,3 +237,13 @@ def test_flipping_any_bit_of_the_place_of_the_token_shards_is_found(described, t
         with pytest.raises(DamagedDataError):
             open_run_folder(folder)
         (folder / DATA).write_bytes(whole)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", [JOB, PLAN, DATA])
+def test_a_pipe_in_a_run_folder_is_not_waited_for(described, tmp_path, name):
+    run = Path(shutil.copytree(described, tmp_path / "run"))
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(UserError):
+        open_run_folder(run)

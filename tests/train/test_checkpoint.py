@@ -1,5 +1,7 @@
 """Saving, dying, going on: a run interrupted anywhere ends where an uninterrupted one does."""
 
+import errno
+import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -231,3 +233,22 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_where_an_undamaged_one_do
     assert sorted(trained) == list(range(config.steps * config.train.global_batch))
     attempts = [line["attempt_from"] for line in MetricsTail(tmp_path).read(limit=-1) if "attempt_from" in line]
     assert attempts == [0, 2]
+
+
+def test_storage_that_can_not_be_read_just_now_says_nothing_of_a_checkpoint(
+    uninterrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a network file system raises while it moves to another server must not set a checkpoint aside."""
+    run = shutil.copytree(uninterrupted[1], tmp_path / "run")  # whose files nobody has read yet
+    saved = committed(run / "checkpoints")
+
+    def away(path: Path) -> str:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    checkpoints = Checkpoints(run / "checkpoints", keep=9, meta={})
+    with monkeypatch.context() as patched:
+        patched.setattr("tokendrop.train.committed.file_sha256", away)
+        with pytest.raises(OSError, match="Stale file handle"):
+            checkpoints.newest()
+    assert checkpoints.newest() == saved[-1]
+    assert committed(run / "checkpoints") == saved

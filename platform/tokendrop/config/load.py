@@ -27,6 +27,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, to_run: bool = 
     Raises:
         UserError: the file, a key or a value is wrong; the message names it.
     """
+    if "://" in str(path):
+        raise UserError(f"{shown(path)}: want a job file on this machine")
     try:
         tree = _read(Path(path), depth=0)
         for override in overrides:
@@ -99,7 +101,7 @@ def _same_kind(below: Tree, over: Tree) -> bool:
 def _override(tree: Tree, text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UserError(f"override {shown(repr(text))}: want key=value, such as train.steps=100")
+        raise UserError(f"override {shown(repr(text))}: want key=value, such as train.length='100 steps'")
     *branches, leaf = key.split(".")
     for branch in branches:
         below = tree.get(branch)

@@ -17,15 +17,16 @@ _ROUNDS, _ROUND_S = 50, 0.1
 
 
 def processes_on(folder: str) -> list[psutil.Process]:
-    """Processes whose environment, command line or open files name the folder; Ray's agents hide the first two."""
+    """Processes whose environment names the folder, and Ray's agents, which hide theirs, by their open files."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended meanwhile, or is somebody else's
             if process.status() == psutil.STATUS_ZOMBIE or process.pid == psutil.Process().pid:
                 continue
-            named = process.environ().get(FOLDER_VARIABLE) == folder
-            named = named or any(folder in word for word in process.cmdline())
-            if named or any(file.path.startswith(folder) for file in process.open_files()):
+            is_agent = " ".join(process.cmdline()).startswith("ray::")
+            if process.environ().get(FOLDER_VARIABLE) == folder or (
+                is_agent and any(file.path.startswith(folder) for file in process.open_files())
+            ):
                 found.append(process)
     return found
 

@@ -49,7 +49,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     for name in ("ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS")
-    if address:
+    if address and address != "local":
         # a submitted job may set PYTHONPATH too; the one here goes on from it
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         _hide_secrets()

@@ -16,6 +16,7 @@ from tokendrop.render import say
 _POLL_S, _CONNECT_S = 1.0, 10.0
 # a head of a cluster may be started again; Ray itself gives up after a minute
 _LOST_ALONE_S, _LOST_S = 3.0, 45.0
+_RAY_WAITS = "RAY_gcs_rpc_server_reconnect_timeout_s"  # a setting of Ray's for heads that come back
 
 
 class HeadWatch:
@@ -28,7 +29,8 @@ class HeadWatch:
         """Called before the process ends; it must not wait for the cluster."""
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         self.address = host.strip("[]"), int(port)
-        self._patience_s = _LOST_ALONE_S if serves_alone() else _LOST_S
+        waits_s = float(os.environ.get(_RAY_WAITS, 0))
+        self._patience_s = _LOST_ALONE_S if serves_alone() else max(_LOST_S, waits_s)
         self._done = threading.Event()
 
     def __enter__(self) -> "HeadWatch":
@@ -39,14 +41,19 @@ class HeadWatch:
         self._done.set()
 
     def _watch(self) -> None:
-        seen: float | None = None  # a head that this machine never reaches, behind a proxy say, is not watched
+        was_reached = False  # a head that this machine never reaches, behind a proxy say, is not watched
+        failing_since: float | None = None
         while not self._done.wait(_POLL_S):
             try:
                 socket.create_connection(self.address, timeout=_CONNECT_S).close()
-                seen = time.monotonic()
-            except OSError as error:
-                if seen is not None and time.monotonic() - seen > self._patience_s:
+                was_reached, failing_since = True, None
+            except (ConnectionError, TimeoutError) as error:  # other errors are of this process
+                now = time.monotonic()
+                if was_reached and failing_since is not None and now - failing_since > self._patience_s:
                     self._exit(error)
+                failing_since = now if failing_since is None else failing_since
+            except OSError:
+                failing_since = None
 
     def _exit(self, error: OSError) -> None:
         address = ":".join(map(str, self.address))

@@ -164,6 +164,7 @@ def _state_folder(*, lock: bool = True) -> Iterator[Path]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.lstat().st_uid != os.getuid():
         raise UserError(f"{folder}: it belongs to somebody else; set RAY_TMPDIR to a folder of your own")
+    folder.chmod(0o700)
     opened = os.open(folder, os.O_RDONLY)
     try:
         if lock:

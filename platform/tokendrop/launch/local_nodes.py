@@ -55,7 +55,8 @@ class LocalNodes(NodeProvider):
         with self._lock:
             for name, node in [*self._nodes.items()]:
                 if node.process.poll() is not None:  # by itself: for whoever wonders why
-                    (node.folder / LOG).replace(node.folder.parent / ENDED)
+                    with suppress(OSError):
+                        (node.folder / LOG).replace(node.folder.parent / ENDED)
                     self.terminate_node(name)
             return [name for name in (HEAD, *self._nodes) if tag_filters.items() <= self.node_tags(name).items()]
 

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import ray
 
+from tokendrop.errors import UserError
 from tokendrop.launch import cleanup
 
 _TOKEN = secrets.token_hex(32)
@@ -38,14 +39,17 @@ def start_local_ray(cpus: int | None, **options: Any) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_device())  # for the traffic between workers
     os.environ.pop("RAY_AUTH_MODE", None)  # Ray then asks for a token
     os.environ["RAY_AUTH_TOKEN"] = _TOKEN
+    folder = _new_folder()
+    os.environ[cleanup.FOLDER_VARIABLE] = folder
     ray.init(
         "local",
         num_cpus=cpus,
         include_dashboard=False,
         object_store_memory=400 * 2**20,
-        _temp_dir=_new_folder(),
+        _temp_dir=f"{folder}/ray",
         **options,
     )
+    del os.environ[cleanup.FOLDER_VARIABLE]  # what this process starts by itself is not Ray's
 
 
 def _loopback_device() -> str:
@@ -54,12 +58,19 @@ def _loopback_device() -> str:
 
 
 def _new_folder() -> str:
-    """A folder for the Ray of this process, which goes when this process does, with all that runs on it."""
+    """A folder for the Ray of this process, which goes when this process does, with all that runs on it.
+
+    Raises:
+        UserError: none can be made.
+    """
     # short, for the sockets in it; Ray opens its own folder to everybody, but nobody else gets into the one above
-    private = tempfile.mkdtemp(prefix="tokendrop-ray-", dir=os.environ.get("RAY_TMPDIR") or "/tmp")
-    os.environ[cleanup.FOLDER_VARIABLE] = private
+    root = os.environ.get("RAY_TMPDIR") or "/tmp"
+    try:
+        private = tempfile.mkdtemp(prefix="tokendrop-ray-", dir=root)
+    except OSError as error:
+        raise UserError(f"RAY_TMPDIR: can't make a folder for Ray below {root} ({error.strerror})") from None
     until_our_end, _held_open = os.pipe()
     # out of reach of what is sent to the process group
     subprocess.Popen([sys.executable, cleanup.__file__, private], stdin=until_our_end, start_new_session=True)
     os.close(until_our_end)
-    return f"{private}/ray"
+    return private

@@ -8,5 +8,5 @@ def keep_on_loopback() -> None:
 
     Ray reads the variable when it is imported; it says whether other machines may join.
     """
-    if not os.environ.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS", "") in ("", "local"):
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

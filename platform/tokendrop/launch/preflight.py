@@ -149,9 +149,9 @@ def check_secrets(overrides: Sequence[str]) -> None:
     for override in overrides:
         if redact(override) != override:
             raise UserError(
-                f"{override.partition('=')[0]}: its secret would be seen in Ray's dashboard, in the job's command; want"
-                " it in the environment of the cluster's nodes, AWS_SECRET_ACCESS_KEY or MLFLOW_TRACKING_PASSWORD say,"
-                " or else in the job file, with absolute paths beside it"
+                f"{override.partition('=')[0]}: its secret would be seen in Ray's dashboard, in the job's command;"
+                " want it in the environment of the cluster's nodes, such as AWS_SECRET_ACCESS_KEY or"
+                " MLFLOW_TRACKING_PASSWORD"
             )
 
 
@@ -182,12 +182,12 @@ def check_corpus(config: ExperimentConfig, upload: Upload) -> None:
 
 
 def warn_about_paths(config: ExperimentConfig) -> None:
-    """One line where results would be lost with the job's folder on the cluster."""
+    """One line where results will lie on the cluster's head."""
     keys = [key for key in _relative_paths(config) if key != "data.tokenizer"]
     if keys:
         say(
-            f"warning  {', '.join(keys)}: relative, so they lie in the job's temporary folder on the cluster;"
-            " give paths that every node shares, such as runs_folder=/shared/runs"
+            f"warning  {', '.join(keys)}: relative, so they lie on the cluster's head, below ~/tokendrop or"
+            " TOKENDROP_RESULTS; give paths that every node shares, such as runs_folder=/shared/runs"
         )
 
 

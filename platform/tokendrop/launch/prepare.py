@@ -15,6 +15,7 @@ from tokendrop.data.rows import note_failure
 from tokendrop.data.shards import MANIFEST, Manifest, read_manifest
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.watch import prepare_line
+from tokendrop.render import say
 
 _POLL_S = 0.2
 
@@ -49,6 +50,8 @@ class Preparation:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
     def __enter__(self) -> "Preparation":
+        if not (self.folder / MANIFEST).exists():
+            say(f"prepare  token shards in {self.folder}")
         self._done = self._pool.submit(self._prepare)
         return self
 

@@ -179,7 +179,7 @@ def _train_loop(settings: dict[str, Any]) -> None:
     try:
         run_worker(task, local_rank=local_rank, samples=_streamed_samples(task), orders=orders)
     except Exception as error:
-        if said := storage_failure(error):
+        if said := storage_failure(error, task.run):
             go_on = f"with room there, 'tokendrop train --resume {task.run}' goes on"
             raise StorageError(f"{task.run}: can't be written ({said}); what is committed stays; {go_on}") from None
         raise

@@ -100,11 +100,11 @@ class Checkpoints:
         if self._is_first:
             try:
                 found = [self._set_aside(newest_whole(self.folder))]
-            except DamagedDataError as error:
+            except (DamagedDataError, OSError) as error:
                 found = [error]
         if self._group is not None:
             dist.broadcast_object_list(found, src=0, group=self._group)
-        if isinstance(found[0], DamagedDataError):
+        if isinstance(found[0], Exception):
             raise found[0]
         return None if found[0] is None else self.folder / found[0]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.train.sealed import file_sha256, read_sealed_json, seal_json, write_synced
+from tokendrop.train.sealed import NO_FILE, file_sha256, read_sealed_json, seal_json, write_synced
 
 META = "meta.json"
 _NAME = re.compile(r"step_(\d{9,})")
@@ -95,7 +95,12 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
 
 
 def check_whole(checkpoint: Path) -> None:
-    """Raises DamagedDataError, naming the file, unless each file of a checkpoint is what was written."""
+    """Check that each file of a checkpoint is what was written.
+
+    Raises:
+        DamagedDataError: one is not; it is named.
+        OSError: storage that can't be read just now, which says nothing of the checkpoint.
+    """
     files = read_meta(checkpoint)["files"]
     found: list[tuple[str, str, int]] = []
     for name, entry in files.items():
@@ -103,6 +108,8 @@ def check_whole(checkpoint: Path) -> None:
         try:
             status = path.lstat()
         except OSError as error:
+            if error.errno not in NO_FILE:
+                raise
             raise DamagedDataError(f"{path}: this part of a checkpoint can't be read ({error.strerror})") from None
         if path.is_symlink() or not path.is_file() or status.st_size != entry["bytes"]:
             what = "a link" if path.is_symlink() else f"{status.st_size} bytes"
@@ -120,15 +127,9 @@ def _damaged_files(checkpoint: Path, files: tuple[tuple[str, str, int], ...]) ->
     Args:
         files: name, SHA-256 and time of change of each; by the last, files that change are read anew.
     """
-
-    def is_damaged(file: tuple[str, str, int]) -> bool:
-        try:
-            return file_sha256(checkpoint / file[0]) != file[1]
-        except OSError:
-            return True
-
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [file[0] for file, damaged in zip(files, threads.map(is_damaged, files), strict=True) if damaged]
+        found = threads.map(lambda file: file_sha256(checkpoint / file[0]), files)
+        return [file[0] for file, sha256 in zip(files, found, strict=True) if sha256 != file[1]]
 
 
 def _is_entry(name: Any, entry: Any) -> bool:

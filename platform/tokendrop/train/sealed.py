@@ -1,5 +1,6 @@
 """Files with a checksum, so that one that was cut or changed is told from what was written. Needs no torch."""
 
+import errno
 import hashlib
 import json
 import os
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tokendrop.errors import DamagedDataError
+
+NO_FILE = (errno.ENOENT, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+"""What the system says of a path where there is no file; all else it says of the storage."""
 
 _KEY = "sha256"
 _LAST_LINE = re.compile(r"# sha256 ([0-9a-f]{64})\n")
@@ -58,8 +62,15 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 def file_sha256(path: Path) -> str:
     """Of a file's bytes; the lock of Python's interpreter is free meanwhile."""
+    check_plain(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_plain(path: Path) -> None:
+    """Raises OSError for a pipe or a device, which would be waited for; one that is missing is told when it is read."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a file", str(path))
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -72,11 +83,14 @@ def write_synced(path: Path, text: str) -> None:
 
 def _text(path: Path) -> str:
     try:
+        check_plain(path)
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise _damaged(path, True) from None
     except OSError as error:
-        raise DamagedDataError(f"{path}: can't be read ({error.strerror or error})") from None
+        if error.errno not in NO_FILE:  # of storage that may be there again soon
+            raise
+        raise DamagedDataError(f"{path}: can't be read ({error.strerror})") from None
 
 
 def _damaged(path: Path, has_checksum: bool) -> DamagedDataError:
