@@ -1,6 +1,7 @@
 """One Ray for the whole test session, and the real data where it is at hand."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import settings
 from tokendrop.launch.loopback import keep_on_loopback
 
 keep_on_loopback()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs, and by what tests start there
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.load_profile("default")
 
