@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui test test-with-ray test-kills test-without-ray chaos lint types clean
+.PHONY: install quickstart ui test test-with-ray test-kills test-without-ray chaos goldens lint types clean
 
 install: .venv/installed
 
@@ -24,7 +24,7 @@ test: install
 	$(BIN)/pytest -m alone
 
 test-with-ray:
-	$(BIN)/pytest -m 'ray and not alone' --ignore tests/chaos
+	$(BIN)/pytest -m 'ray and not alone and not golden' --ignore tests/chaos
 
 test-kills: test-without-ray
 	$(BIN)/pytest tests/chaos
@@ -35,6 +35,10 @@ test-without-ray:
 # the tests that kill processes, many times, and those of nodes that come and go; half an hour and more
 chaos: install
 	TOKENDROP_KILLS=50 $(BIN)/pytest tests/chaos tests/launch/test_autoscaling.py tests/launch/test_joining.py
+
+# whole runs against their recorded losses; a quarter of an hour
+goldens: install
+	$(BIN)/pytest tests/launch/test_goldens.py
 
 lint: install
 	$(BIN)/ruff check
