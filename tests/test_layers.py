@@ -24,6 +24,7 @@ OURS = {
     "data": {"config", "errors", "models", "schedule"},
     "train": {"config", "errors", "method", "models", "schedule"},
     "track": {"config", "data", "errors", "models", "schedule", "train"},
+    "elastic": {"errors", "schedule", "track", "train"},
     "evaluate": {"config", "data", "errors", "models", "render", "schedule", "track", "train"},
     "bench": {"config", "data", "errors", "launch", "method", "models", "schedule", "track", "train"},
 }
@@ -62,6 +63,7 @@ FOREIGN = {
     "bench/picture.py": {"matplotlib"},
     "bench/preparation.py": {"pyarrow"},
     "bench/reading.py": {"pyarrow"},
+    "elastic": {"ray", "torch"},
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},
     "launch/head.py": {"grpc"},
     "launch/cleanup.py": {"psutil"},

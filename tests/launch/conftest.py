@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from heads import Head, started_head
+
 ROOT = Path(__file__).parents[2]
 IDLE_TIMEOUT_S = 2
 
@@ -57,6 +59,13 @@ def cluster(tokendrop: Callable[..., subprocess.CompletedProcess[str]]) -> Itera
         yield json.loads(started.stdout) | {"idle_timeout_s": IDLE_TIMEOUT_S}
     finally:
         tokendrop("down")
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    """A Ray head for the tests of a file, with three cores and a dashboard."""
+    with started_head(tmp_path_factory.mktemp("user") / "my work") as head:
+        yield head
 
 
 @pytest.fixture

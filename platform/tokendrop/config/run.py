@@ -10,7 +10,7 @@ from tokendrop.schedule.scaling import Wish, choose_sizes, with_workers
 
 _MOST_WORKERS = 100_000
 _MOST_S = 1_000_000  # eleven days; clocks of the libraries below count nanoseconds in 64 bits
-_MOST_DEVICES = 10_000  # of one worker
+_MOST_CORES = 10_000  # of one worker
 _MOST_RESTARTS = 1_000_000
 
 
@@ -55,13 +55,20 @@ class ScalingConfig:
     """At the profile's `usd_per_gpu_hour`."""
     cpus_per_worker: int = 2
     """CPU cores, and torch threads, of one worker."""
-    gpus_per_worker: int = 0
+    gpus_per_worker: float = 0
+    """GPUs that Ray books for one worker: 0 trains on the CPU, 1 on a GPU, a fraction lets others use the GPU too."""
+    fast_resize: bool = False
+    """With `mode: schedule`, the processes of the next workers start while these still train; workers on CPUs only."""
     max_restarts: int = 3
     """How often a lost worker may restart the run from its last checkpoint."""
     peer_timeout_s: float = 120.0
     """A worker that keeps the others waiting longer counts as lost."""
 
     def __post_init__(self) -> None:
+        if self.gpus_per_worker > 1:
+            raise ValueError(
+                f"want gpus_per_worker of 0 to 1, for a worker trains on one GPU; got {self.gpus_per_worker:g}"
+            )
         if not 1 <= self.peer_timeout_s <= _MOST_S:
             raise ValueError(f"want peer_timeout_s from 1 to {_MOST_S:,}, got {self.peer_timeout_s:g}")
         if self.workers < 1 or self.cpus_per_worker < 1 or self.gpus_per_worker < 0 or self.max_restarts < 0:
@@ -69,8 +76,7 @@ class ScalingConfig:
                 "want workers and cpus_per_worker of at least 1, gpus_per_worker and max_restarts of at least 0"
             )
         for key, value, most in (
-            ("cpus_per_worker", self.cpus_per_worker, _MOST_DEVICES),
-            ("gpus_per_worker", self.gpus_per_worker, _MOST_DEVICES),
+            ("cpus_per_worker", self.cpus_per_worker, _MOST_CORES),
             ("max_restarts", self.max_restarts, _MOST_RESTARTS),
         ):
             if value > most:
@@ -82,6 +88,8 @@ class ScalingConfig:
         self._check_elastic()
 
     def _check_elastic(self) -> None:
+        if self.fast_resize and (self.mode != "schedule" or self.gpus_per_worker):
+            raise ValueError("fast_resize goes with mode: schedule and gpus_per_worker: 0")
         limits = (self.deadline_hours, self.budget_gpu_hours, self.budget_usd)
         bounds = self.min_workers != 1 or self.max_workers is not None
         if self.mode == "fixed" and (self.segments or bounds or any(limits)):

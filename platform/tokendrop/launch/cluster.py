@@ -20,13 +20,6 @@ from tokendrop.secrets import redact
 
 _SOURCE_ROOT = Path(__file__).parents[2]
 
-_alone = False
-
-
-def serves_alone() -> bool:
-    """Whether the cluster is one that `connect` started, gone when this process is."""
-    return _alone
-
 
 def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     """Join the cluster at `address` or RAY_ADDRESS, else start one on this machine. Does nothing twice.
@@ -38,10 +31,8 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     Raises:
         UserError: there is none at that address.
     """
-    global _alone
     if ray.is_initialized():
         return
-    _alone = False
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     path = source_path()
@@ -62,13 +53,17 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
                 f"RAY_ADDRESS: no Ray cluster lets this process in at {address} ({first_line(error)}); want one that"
                 " is up, or no RAY_ADDRESS, to use this machine alone"
             ) from None
-        _heed_sigterm()
+        _handle_sigterm()
         return
     os.environ["PYTHONPATH"] = path
     say("connect  starting Ray on this machine")
     start_local_ray(cpus, **quiet)
-    _heed_sigterm()
-    _alone = True
+    _handle_sigterm()
+
+
+def serves_this_machine_alone() -> bool:
+    """Whether no node can join the cluster, because its head listens on this machine's loopback device alone."""
+    return ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
 
 
 def _hide_secrets() -> None:
@@ -78,7 +73,7 @@ def _hide_secrets() -> None:
         setproctitle(shown)
 
 
-def _heed_sigterm() -> None:
+def _handle_sigterm() -> None:
     """Let SIGTERM, `ray job stop`'s among them, end this process as Ctrl-C does; Ray's own handler aborts it."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)

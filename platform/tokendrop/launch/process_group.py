@@ -1,31 +1,61 @@
-"""The process group of a run's workers: by NCCL for what is on GPUs, by gloo for what is not."""
+"""The process group of a run's workers, and whether they have the GPUs that the job books."""
 
-from dataclasses import replace
+import socket
+from collections.abc import Sequence
 from typing import Any
 
+import ray.train.torch
 import torch
 from ray.train.torch import TorchConfig
 
+from tokendrop.errors import UserError
+
 _TorchBackend: Any = TorchConfig().backend_cls
 
+Gpu = tuple[str, str | None]
+"""A worker's host, and the id of its GPU there; None where torch sees none."""
 
-class _DeviceBackend(_TorchBackend):
-    """Asks a worker what it has: a cluster may count GPUs that are none, and the driver's machine says nothing.
 
-    Checkpoints are written in the background from the CPU, which torch wants a backend for even with one worker.
-    """
+class _GpuBackend(_TorchBackend):
+    """By NCCL for what is on GPUs, by gloo for what is not: checkpoints are written in the background from the CPU."""
 
     def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        has_gpu = worker_group.execute_single(0, torch.cuda.is_available)
-        super().on_start(worker_group, replace(backend_config, backend="cpu:gloo,cuda:nccl" if has_gpu else "gloo"))
-
-    def on_shutdown(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        """Nothing: the processes end next, and to leave the group in good order may take a worker that is dead."""
+        check_gpus(worker_group.execute(gpu_of_this_worker))
+        super().on_start(worker_group, backend_config)
 
 
-class DeviceTorchConfig(TorchConfig):
-    """TorchConfig whose backend follows from the workers' device."""
+class GpuTorchConfig(TorchConfig):
+    """TorchConfig that looks at the workers' GPUs before it connects them."""
 
     @property
     def backend_cls(self) -> Any:
-        return _DeviceBackend
+        return _GpuBackend
+
+
+def torch_config(*, on_gpus: bool, timeout_s: float) -> TorchConfig:
+    """Of workers that have booked GPUs, or none; what keeps the others waiting for longer is lost."""
+    if on_gpus:
+        return GpuTorchConfig(backend="cpu:gloo,cuda:nccl", timeout_s=int(timeout_s))
+    return TorchConfig(backend="gloo", timeout_s=int(timeout_s))
+
+
+def gpu_of_this_worker() -> Gpu:
+    if not torch.cuda.is_available():
+        return socket.gethostname(), None
+    device = ray.train.torch.get_device()
+    return socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)
+
+
+def check_gpus(gpus: Sequence[Gpu]) -> None:
+    """Raises UserError where a worker has no GPU, or two have the same: NCCL connects each GPU once."""
+    for rank, (host, gpu) in enumerate(gpus):
+        if gpu is None:
+            raise UserError(
+                f"scaling.gpus_per_worker: Ray counts GPUs on {host} where torch finds none; want a node with GPUs and"
+                " a torch built for them, or gpus_per_worker: 0, to train on CPUs"
+            )
+        if (host, gpu) in gpus[:rank]:
+            raise UserError(
+                f"scaling.gpus_per_worker: two workers have the same GPU of {host}; want each GPU counted by one Ray"
+                " node, and no more workers than GPUs"
+            )

@@ -1,21 +1,32 @@
 """Room for a run's workers on the cluster: whether there can be any, and what of it is free."""
 
 import ray
-from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.util import placement_group_table
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.run import ScalingConfig
 from tokendrop.errors import UserError
+from tokendrop.launch.cluster import serves_this_machine_alone
 from tokendrop.render import say
 
 Resources = dict[str, float]
 
+_RAY = "2.60."  # whose scaling policies `tokendrop.elastic` knows
+
+
+def check_ray(scaling: ScalingConfig) -> None:
+    """Raises UserError where the job's mode does not work with the Ray that is installed."""
+    if scaling.mode == "schedule" and not ray.__version__.startswith(_RAY):
+        raise UserError(
+            f"scaling.mode: 'schedule' works with Ray {_RAY}*, this is Ray {ray.__version__};"
+            " want scaling.mode: fit_per_segment, which changes workers at the same steps"
+        )
+
 
 def check_room(config: ExperimentConfig) -> None:
-    """Raises UserError where the cluster could never hold the run's workers; without an autoscaler, that is."""
-    if is_autoscaler_v2(fetch_from_server=True):
-        return  # nodes come when workers ask for them; how many may come is not to be known from here
+    """Raises UserError where this machine, as a cluster of its own, could never hold the run's workers."""
+    if not serves_this_machine_alone():
+        return  # nodes may join it; how many is not to be known from here, and the run says what it waits for
     scaling, total, each = config.scaling, ray.cluster_resources(), resources_of(config.scaling)
     most = max(segment.workers for segment in config.plan().segments)
     least = legal_sizes(config)[0] if scaling.mode == "schedule" else most
@@ -65,6 +76,8 @@ def waiting_text(workers: int, each: Resources) -> str:
     bundles = [{name: float(amount) for name, amount in each.items()}] * workers
     mine = [group["state"] for group in placement_group_table().values() if [*group["bundles"].values()] == bundles]
     who = f"{workers} worker{'s' * (workers != 1)}"
+    if not mine:
+        return f"waiting  for Ray Train to ask for {who}"
     if "CREATED" in mine and "PENDING" not in mine:
         return f"waiting  for the processes of {who} to start"
     free, total = ray.available_resources(), ray.cluster_resources()

@@ -5,11 +5,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 
 STOPPED = 130  # exit code
 _GRACE_S = 8.0
+_SAVE_S = 6.0  # of it, for a run's workers to save a checkpoint and end
 
 
 @contextmanager
@@ -40,3 +42,27 @@ def _end_after_signal(heard: int) -> None:
             print("tokendrop: stopped", file=sys.stderr, flush=True)
             os._exit(STOPPED)
     os.close(heard)
+
+
+def run_until_stopped(work: Callable[[], None], *, stop: Callable[[], None]) -> None:
+    """Do the work in a thread of its own; when this one is interrupted, call `stop` and let the work end in time.
+
+    Raises:
+        BaseException: what the work raised; KeyboardInterrupt where this thread was interrupted.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        done.result()
+    except KeyboardInterrupt:
+        stop()
+        with suppress(BaseException):  # an impatient second Ctrl-C among them
+            done.result(timeout=_SAVE_S)
+        raise

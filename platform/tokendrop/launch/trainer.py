@@ -2,36 +2,38 @@
 
 import shutil
 from collections.abc import Mapping
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray.data
 import ray.train
-from ray.autoscaler.v2.utils import is_autoscaler_v2
-from ray.exceptions import RayActorError
+import ray.train.torch
+import torch
+from ray.exceptions import RayActorError, RayError
+from ray.train.torch import TorchTrainer
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.run import ScalingConfig
 from tokendrop.data.commit import alone_in
+from tokendrop.elastic.control import RunControl
+from tokendrop.elastic.decide import ScalingDecider
 from tokendrop.errors import StorageError, UserError, first_line, storage_failure
 from tokendrop.launch.cluster import connect
-from tokendrop.launch.following import Follower
 from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.memory import check_memory
-from tokendrop.launch.orders import ORDERS
 from tokendrop.launch.prepare import Preparation
-from tokendrop.launch.process_group import DeviceTorchConfig
-from tokendrop.launch.quiet import QuietTorchTrainer, end_idle_actors
+from tokendrop.launch.process_group import torch_config
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on, check_same_rows
-from tokendrop.launch.room import check_room, legal_sizes, resources_of, text_of
+from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_of, text_of
+from tokendrop.launch.stopping import run_until_stopped
 from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
 from tokendrop.launch.watch import Watcher
-from tokendrop.launch.worker import WorkerTask, held_out_rows, run_worker
+from tokendrop.launch.worker import WorkerTask, held_out_rows, never, run_worker
 from tokendrop.models.build import check_trainable
 from tokendrop.render import say
-from tokendrop.track.journal import note_loss
+from tokendrop.track.journal import note_loss, note_start
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import (
     CHECKPOINTS,
@@ -45,6 +47,7 @@ from tokendrop.train.committed import committed_step
 from tokendrop.train.engines.build import check_strategy
 
 _RAY_STATE = "ray"
+_FAILED_STARTS = 10  # in a row, before they are not taken for bad luck any more
 _LEAVING_S = 10.0  # for the driver before, which was told to stop
 
 
@@ -64,6 +67,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     resume = resume or begun_run(config)
     if resume is not None:
         check_goes_on(config, resume)
+    check_ray(config.scaling)
     connect()
     check_room(config)
     with HeadWatch() as head, Preparation(config) as preparation:
@@ -74,11 +78,12 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         with alone_in(run, patience_s=_LEAVING_S):
             describe_run(run, config, data)
             mirror = MlflowMirror(run, config) if config.track.uri else None
-            if preparation.is_done:
-                end_idle_actors()
+            control = RunControl(run)
+            control.reset()
+            note_start(run, committed_step(run / CHECKPOINTS))
             with Watcher(run, config, mirror) as watcher:
                 head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {run}'", watcher.give_up
-                _fit(_task(config, run, data))
+                run_until_stopped(partial(_fit, _task(config, run, data), control), stop=control.stop)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
 
@@ -88,40 +93,49 @@ def _task(config: ExperimentConfig, run: Path, data: Path) -> WorkerTask:
     return WorkerTask(config=config, run=run, data=data, held_out=held_out_rows(config, data) if is_streamed else None)
 
 
-def _fit(task: WorkerTask) -> None:
-    """Train from the last checkpoint to the end, with the workers that the job's mode has."""
+def _fit(task: WorkerTask, control: RunControl) -> None:
+    """Train from the last checkpoint to the end, or to where the run is stopped."""
+    begun_before, failed_starts = _begun(task.run), 0
+    while (step := committed_step(task.run / CHECKPOINTS)) < task.config.steps and not control.is_stopped:
+        restarts = max(0, _begun(task.run) - begun_before - 1)
+        trainer = _trainer(task, step, max_restarts=max(0, task.config.scaling.max_restarts - restarts))
+        try:
+            trainer.fit()
+            failed_starts = 0
+        except ray.train.ControllerError as error:
+            if control.is_stopped:
+                return
+            cause = error.controller_failure
+            if isinstance(cause, UserError):
+                raise cause from None
+            failed_starts += 1  # Ray retries a worker that is lost as it starts, but not at each point of its start
+            if not isinstance(cause, RayError) or failed_starts > _FAILED_STARTS:
+                raise
+
+
+def _begun(run: Path) -> int:
+    """Groups of workers that a run has had, those that followed another by plan left out."""
+    attempts, resizes = read_attempts(run)
+    return len(attempts) - len(resizes)
+
+
+def _trainer(task: WorkerTask, step: int, *, max_restarts: int) -> TorchTrainer:
     scaling, plan = task.config.scaling, task.config.plan()
-    if scaling.mode == "schedule":
-        _follow_plan(task)
-        return
-    before = len(read_attempts(task.run)[0])
-    for fits in count():  # one with `mode: fixed`
-        step = committed_step(task.run / CHECKPOINTS)
-        if step == plan.steps:
-            return
-        restarts = len(read_attempts(task.run)[0]) - before - fits
-        workers = plan.at(step).workers
+    workers = plan.at(step).workers
+    if scaling.mode != "schedule":
         _tell_start(scaling, workers)
-        QuietTorchTrainer(**_settings(task, workers, max(0, scaling.max_restarts - restarts))).fit()
+        return TorchTrainer(**_settings(task, workers, max_restarts))
+    from tokendrop.elastic.policy import ScheduledTrainer
+
+    sizes = tuple(legal_sizes(task.config))
+    decider = ScalingDecider(plan=plan, sizes=sizes, lead_s=scaling.lead_s, patience_s=scaling.patience_s)
+    _tell_start(scaling, workers)
+    settings = _settings(task, (sizes[0], scaling.most_workers), max_restarts)
+    return ScheduledTrainer(decider=decider, run=task.run, fast_resize=scaling.fast_resize, **settings)
 
 
 def _tell_start(scaling: ScalingConfig, workers: int) -> None:
     say(f"start    {workers} worker{'s' * (workers != 1)} of {text_of(resources_of(scaling))} each")
-
-
-def _follow_plan(task: WorkerTask) -> None:
-    from tokendrop.launch.elastic import PlanTrainer
-
-    config, scaling = task.config, task.config.scaling
-    sizes = tuple(legal_sizes(config))
-    follower = Follower(plan=config.plan(), sizes=sizes, lead_s=scaling.lead_s, patience_s=scaling.patience_s)
-    _tell_start(scaling, follower.target(committed_step(task.run / CHECKPOINTS)))
-    PlanTrainer(
-        follower=follower,
-        checkpoints=task.run / CHECKPOINTS,
-        autoscaling=is_autoscaler_v2(fetch_from_server=True),
-        **_settings(task, (sizes[0], scaling.most_workers), scaling.max_restarts),
-    ).fit()
 
 
 def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: int) -> dict[str, Any]:
@@ -131,23 +145,21 @@ def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: in
         workers: so many, or between so many.
     """
     scaling = task.config.scaling
-    on_gpus = scaling.gpus_per_worker > 0
     streamed = task.config.data.reader == "ray_data"
     return {
         "train_loop_per_worker": _train_loop,
         "train_loop_config": {"task": task},
-        "torch_config": DeviceTorchConfig(timeout_s=int(scaling.peer_timeout_s)),
+        "torch_config": torch_config(on_gpus=scaling.gpus_per_worker > 0, timeout_s=scaling.peer_timeout_s),
         "scaling_config": ray.train.ScalingConfig(
             num_workers=workers,
-            use_gpu=on_gpus,
-            resources_per_worker={"CPU": scaling.cpus_per_worker}
-            | ({"GPU": scaling.gpus_per_worker} if on_gpus else {}),
+            use_gpu=scaling.gpus_per_worker > 0,
+            resources_per_worker=resources_of(scaling),
         ),
         "run_config": ray.train.RunConfig(
             name=_RAY_STATE,
             storage_path=str(task.run),
             failure_config=ray.train.FailureConfig(max_failures=max_restarts),
-            callbacks=[LossNote(task.run)],
+            callbacks=[FailFastOnUserError(task.run)],
         ),
         # RowStreams makes the streams; Ray Train asks it for them only where there is a dataset
         "datasets": {STREAM: ray.data.range(1)} if streamed else None,
@@ -155,15 +167,17 @@ def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: in
     }
 
 
-class LossNote(ray.train.UserCallback):
-    """Writes why workers were lost into the run's live record."""
+class FailFastOnUserError(ray.train.UserCallback):
+    """Ends the run where a worker met what the user has to mend; else writes why workers were lost into its record."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        if not any(isinstance(error, UserError) for error in worker_exceptions.values()):  # which end the run
-            note_loss(self.run, cause_of(worker_exceptions))
+        for error in worker_exceptions.values():
+            if isinstance(error, UserError):
+                raise error
+        note_loss(self.run, cause_of(worker_exceptions))
 
 
 def cause_of(failures: Mapping[int, Exception]) -> str:
@@ -174,15 +188,43 @@ def cause_of(failures: Mapping[int, Exception]) -> str:
 
 def _train_loop(settings: dict[str, Any]) -> None:
     task: WorkerTask = settings["task"]
-    orders = ORDERS if task.config.scaling.mode == "schedule" else None
-    local_rank = ray.train.get_context().get_local_rank()
     try:
-        run_worker(task, local_rank=local_rank, samples=_streamed_samples(task), orders=orders)
+        run_worker(
+            task,
+            device=device_of(task.config.scaling),
+            samples=_streamed_samples(task),
+            # with `mode: schedule`, the policy moves the workers
+            must_save=never if task.config.scaling.mode == "schedule" else DrainNotice(),
+        )
     except Exception as error:
         if said := storage_failure(error, task.run):
             go_on = f"with room there, 'tokendrop train --resume {task.run}' goes on"
             raise StorageError(f"{task.run}: can't be written ({said}); what is committed stays; {go_on}") from None
         raise
+
+
+def device_of(scaling: ScalingConfig) -> torch.device:
+    """The GPU that Ray has assigned to this worker; the CPU where the job books none, though CUDA may see some."""
+    return ray.train.torch.get_device() if scaling.gpus_per_worker else torch.device("cpu")
+
+
+class DrainNotice:
+    """Whether a node of this run has been told to go since this was last asked; all ranks ask at once.
+
+    Ray goes on with the workers there until the node's deadline, and restarts the run without it. Before 2.58, it
+    tells nobody.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def __call__(self) -> bool:
+        if not hasattr(ray.train, "get_preemption_info"):
+            return False
+        notice = ray.train.get_preemption_info()
+        new = set(notice.preempted_node_ids if notice else ()) - self._known
+        self._known |= new
+        return bool(new)
 
 
 def _streamed_samples(task: WorkerTask) -> StreamedSamples | None:

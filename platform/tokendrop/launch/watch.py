@@ -119,6 +119,8 @@ class LiveLine:
 
     def show(self, line: dict[str, Any]) -> None:
         """Take in a line of metrics.jsonl."""
+        if "driver_from" in line:
+            return
         if "lost" in line:
             self.end()
             say(f"lost     a worker: {line['lost']}")

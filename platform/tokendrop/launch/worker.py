@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +15,14 @@ from numpy.typing import NDArray
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.batches import MicroBatches, Samples, text_batch
 from tokendrop.data.rows import MappedSamples, Rows, held_out_ids, sample_order
+from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
-from tokendrop.launch.orders import Orders
 from tokendrop.method import Dropping, attach
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal
 from tokendrop.track.run_folder import CHECKPOINTS, JOB
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.device import compile_layers, pick_device, pick_dtype, tune_cpu
+from tokendrop.train.device import compile_layers, pick_dtype, tune_cpu
 from tokendrop.train.engine import Engine
 from tokendrop.train.engines.build import apply_strategy
 from tokendrop.train.loop import Parts, train
@@ -43,21 +44,29 @@ class WorkerTask:
     """Validation rows, for workers that do not share the folder of the token shards."""
 
 
+def never() -> bool:
+    return False
+
+
 def run_worker(
-    task: WorkerTask, *, local_rank: int = 0, samples: Samples | None = None, orders: Orders | None = None
+    task: WorkerTask,
+    *,
+    device: torch.device | None = None,
+    samples: Samples | None = None,
+    must_save: Callable[[], bool] = never,
 ) -> None:
     """Train as one worker of the process group, or alone without one, from the last checkpoint to where workers change.
 
     Args:
+        device: to train on; the CPU when left out.
         samples: where training samples come from; the mapped token shards when left out.
-        orders: of a controller that follows the plan; where workers change, it is waited for what it decides.
+        must_save: called by all ranks after each step; whether a checkpoint is due, on all of them the same.
     """
     config, called = task.config, time.time()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     check_shared(task.run)
-    device = pick_device(local_rank)
     tune_cpu(config.scaling.cpus_per_worker)
-    engine, dropping = build_engine(config, device)
+    engine, dropping = build_engine(config, device := device or torch.device("cpu"))
     checkpoints = Checkpoints(
         task.run / CHECKPOINTS,
         keep=config.checkpoint.keep,
@@ -66,9 +75,8 @@ def run_worker(
     newest = checkpoints.newest()
     start = checkpoints.load(engine, newest) if newest else 0
 
-    marks = [*(orders.marks if orders else ()), ("start", called), ("restore", time.time())]
-    if orders is not None:
-        orders.begin(start, device.type)
+    timings = [*RunControl(task.run).timings, ("start", called), ("restore", time.time())]
+    control = WorkerControl(RunControl(task.run), rank=rank, agree=said_by_rank_0, must_save=must_save)
     batches = MicroBatches(
         partial(text_batch, device=device),
         train=samples or MappedSamples(Rows(task.data, "train"), sample_order(config.data, seed=config.seed)),
@@ -81,11 +89,11 @@ def run_worker(
         dropping=dropping,
         batches=batches,
         checkpoints=checkpoints,
-        recorder=Journal(task.run, rank=rank, world_size=world_size, start=start, marks=marks),
+        recorder=Journal(task.run, rank=rank, world_size=world_size, start=start, marks=timings),
         world_size=world_size,
-        pause=orders.asked if orders else never,
+        pause=control.pause_requested,
     )
-    follow(config, parts, orders, start=start)
+    follow(config, parts, control, start=start)
 
 
 def check_shared(run: Path) -> None:
@@ -100,18 +108,22 @@ def check_shared(run: Path) -> None:
         time.sleep(0.2)
 
 
-def follow(config: ExperimentConfig, parts: Parts, orders: Orders | None, *, start: int) -> None:
-    """Train to where the workers change; where orders say that they don't, go on to the next place, and so on."""
-    plan, step = config.plan(), start
+def follow(config: ExperimentConfig, parts: Parts, control: WorkerControl, *, start: int) -> None:
+    """Train to where the workers change or are stopped; where they go on as they are, to the next such place."""
+    plan, step, waits = config.plan(), start, config.scaling.mode == "schedule"
     while step < plan.steps:
         step = train(config, parts, start=step, stop=plan.next_resize(step))
-        if orders is None or step == plan.steps:
+        if step < plan.steps and not control.next(step, waits=waits):
             return
-        orders.wait(step)
 
 
-def never(step: int) -> bool:
-    return False
+def said_by_rank_0(number: int) -> int:
+    """The number that rank 0 calls this with; called by all ranks at once."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return number
+    said = torch.tensor(number)
+    dist.broadcast(said, 0)
+    return int(said)
 
 
 def held_out_rows(config: ExperimentConfig, data: Path) -> HeldOut:

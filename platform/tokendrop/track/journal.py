@@ -108,8 +108,17 @@ class Journal:
 
 def note_loss(folder: Path, cause: str) -> None:
     """Write into the live record that a worker was lost; called by who watches the workers."""
+    _note(folder, {"lost": cause})
+
+
+def note_start(folder: Path, step: int) -> None:
+    """Write into the live record that a driver begins to train from a step: what was paused before is no resize."""
+    _note(folder, {"driver_from": step})
+
+
+def _note(folder: Path, line: dict[str, Any]) -> None:
     with (folder / METRICS).open("a", encoding="utf-8") as live:
-        live.write("\n" + json.dumps({"lost": cause, "time": time.time()}) + "\n")
+        live.write("\n" + json.dumps({**line, "time": time.time()}) + "\n")
 
 
 def span_of(part: Path) -> tuple[int, int] | None:
@@ -224,6 +233,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "paused_at": ("world_size", "checkpoint_s", "time"),
     "resize_at": ("from", "to", "pause_s", "parts_s"),
     "lost": (),
+    "driver_from": (),
 }
 _STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "world_size")]

@@ -1,22 +1,20 @@
 """Workers that change by plan, by accident and as the cluster allows: nothing of it shows in what is trained."""
 
-import inspect
 import threading
-from collections.abc import Callable
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.errors import UserError
-from tokendrop.launch.elastic import PlanController, PlanPolicy, PlanTrainer
-from tokendrop.launch.quiet import AlonePolicy, MistakesEndRuns, QuietController, QuietTorchTrainer, QuietWorkerGroup
-from tokendrop.launch.standby import PlanWorkerGroup
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
+from tokendrop.track.journal import MetricsTail
 from tokendrop.track.run_folder import read_attempts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -104,80 +102,27 @@ def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(job: Pa
         trained(job, f"scaling.mode={mode}", segments(("0%", 4)), f"scaling.cpus_per_worker={cpus}")
 
 
-OVERRIDDEN = [
-    (QuietTorchTrainer, "_create_default_callbacks", "(self)"),
-    (QuietTorchTrainer, "_initialize_and_run_controller", "(self, **controller_init_kwargs)"),
-    (QuietController, "_start", "(self)"),
-    (QuietController, "worker_group_cls", None),
-    (MistakesEndRuns, "make_decision", "(self, training_failed_error)"),
-    (QuietWorkerGroup, "_start", "(self)"),
-    (QuietWorkerGroup, "_start_impl", "(self, worker_group_state_builder)"),
-    (QuietWorkerGroup, "_get_worker_runtime_env", "(custom_runtime_env)"),
-    (QuietWorkerGroup, "_init_train_context_on_workers", "(self, workers, sync_actor, train_context_args)"),
-    (AlonePolicy, "_send_resource_request", "(self)"),
-    (AlonePolicy, "_maybe_send_resource_request", "(self)"),
-    (AlonePolicy, "_cancel_resource_request", "(self)"),
-    (PlanTrainer, "_initialize_and_run_controller", "(self, **controller_init_kwargs)"),
-    (PlanController, "_make_and_handle_scaling_decision_for_non_running_worker_group", "(self, controller_state)"),
-    (PlanController, "_run_control_loop_iteration", "(self)"),
-    (PlanController, "_execute_resize_decision", "(self, decision)"),
-    (PlanController, "_shutdown_worker_group", "(self)"),
-    (PlanController, "worker_group_cls", None),
-    (PlanPolicy, "make_decision_for_non_running_worker_group", "(self)"),
-    (
-        PlanPolicy,
-        "make_decision_for_running_worker_group",
-        "(self, worker_group_state, worker_group_status)",
-    ),
-    (PlanPolicy, "_get_num_workers_for_resource_request", "(self)"),
-    (PlanPolicy, "on_controller_start_worker_group", "(self, *, scaling_config, num_workers)"),
-    (PlanWorkerGroup, "_start", "(self)"),
-    (
-        PlanWorkerGroup,
-        "_create_workers",
-        "(self, num_workers, placement_group, resources_per_worker, placement_group_bundle_indices,"
-        " starting_world_rank, world_size, replica_group_size)",
-    ),
-]
-CALLED = [
-    (PlanPolicy, "_send_resource_request", "(self)"),
-    (PlanPolicy, "_maybe_send_resource_request", "(self)"),
-    (PlanPolicy, "_get_resize_decision", "(self, num_workers)"),
-    (PlanPolicy, "_autoscaling_coordinator", None),
-    (QuietController, "run", "(self)"),
-    (QuietController, "get_result", "(self)"),
-    (QuietWorkerGroup, "abort", "(self)"),
-    (QuietWorkerGroup, "get_workers", "(self)"),
-    (QuietWorkerGroup, "get_worker_group_state", "(self)"),
-    (QuietWorkerGroup, "_decorate_worker_log_file_paths", "(workers)"),
-    (PlanController, "get_state", "(self)"),
-    (PlanWorkerGroup, "_clear_state", "(self)"),
-    (PlanWorkerGroup, "_assign_worker_ranks", "(workers, starting_world_rank, world_size, replica_group_size)"),
-    (PlanWorkerGroup, "execute_single", "(self, rank, fn, *fn_args, **fn_kwargs)"),
-]
+def test_a_fast_resize_has_its_processes_before_it_is_due(job: Path, fixed: list[float]) -> None:
+    plan, runs = segments(("0%", 1), ("14 steps", 2)), job.parent / "fast"
+    born: list[float] = []
 
+    def watch() -> None:
+        """Note when the process of the second group's rank 0 was started."""
+        while not (found := list(runs.glob("*/metrics.jsonl"))):
+            time.sleep(0.02)
+        tail, pids = MetricsTail(found[0].parent), list[int]()
+        while len(pids) < 2:
+            pids += [line["pid"] for line in tail.read() if "attempt_from" in line]
+            time.sleep(0.02)
+        born.append(psutil.Process(pids[1]).create_time())
 
-def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Without what Ray adds to the methods of a class once it has made an actor of it."""
-    return [one for one in inspect.signature(function).parameters.values() if one.name != "_ray_trace_ctx"]
-
-
-@pytest.mark.parametrize(
-    ("ours", "name", "signature"), OVERRIDDEN + CALLED, ids=lambda value: getattr(value, "__name__", value)
-)
-def test_ray_has_the_seams_that_ours_are_made_for(ours: type, name: str, signature: str | None) -> None:
-    of_ray = next(base for base in ours.__mro__ if base.__module__.startswith("ray.") and name in vars(base))
-    if signature is not None:
-        parameters = parameters_of(getattr(of_ray, name))
-        names = [str(one.replace(annotation=one.empty, default=one.empty)) for one in parameters]
-        if any(one.kind is one.KEYWORD_ONLY for one in parameters):
-            names.insert([one.kind for one in parameters].index(inspect.Parameter.KEYWORD_ONLY), "*")
-        assert f"({', '.join(names)})" == signature
-    assert (ours, name) not in [(a, b) for a, b, _ in OVERRIDDEN] or name in vars(ours)
-
-
-def test_rays_coordinator_recomputes_what_it_reserves_when_it_is_asked_to() -> None:
-    from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
-
-    parameters = parameters_of(_AutoscalingCoordinatorActor.get_reserved_resources)
-    assert [one.name for one in parameters] == ["self", "requester_id", "recompute"]
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    slow = ("model.width=96", "train.micro_batch=1")  # so that the processes have started when the edge comes
+    result = trained(job, "scaling.mode=schedule", "scaling.fast_resize=true", plan, f"runs_folder={runs}", *slow)
+    watcher.join(10)
+    (paused,) = [line["time"] for line in MetricsTail(Path(result["run"])).read(limit=-1) if "paused_at" in line]
+    assert born
+    assert born[0] < paused
+    assert (result["resizes"], result["restarts"]) == (1, 0)
+    assert stretches(result["run"]) == [(1, 14, 1), (15, 16, 2)]

@@ -1,0 +1,1 @@
+"""Runs whose workers follow their plan within one run of Ray Train."""

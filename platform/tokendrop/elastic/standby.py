@@ -1,0 +1,108 @@
+"""Fast resize: the processes of the next group start beforehand, stand by, and become its workers.
+
+Names, as `policy` does, private parts of Ray 2.60. For workers on CPUs: only a process that Ray starts for a worker
+knows which GPUs are its own.
+"""
+
+import contextlib
+import importlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.worker_group import RayTrainWorker, Worker, WorkerGroup
+from ray.util import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tokendrop.elastic.control import RunControl
+
+_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
+_READY_S = 300.0  # for processes to start and import; many may do so from one slow disk
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import what a worker will need, the lazy imports of torch's optimizers included."""
+    for module in modules:
+        importlib.import_module(module)
+    import torch
+
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+
+
+class StandbyPool:
+    """The processes that stand by for one run; lives in the process of its controller."""
+
+    def __init__(self, control: RunControl) -> None:
+        self.control = control
+        self._actors: list[tuple[str, Any]] = []
+        self._importing: list[Any] = []
+        self._started_for: tuple[float, int] | None = None
+
+    @property
+    def nodes(self) -> list[str]:
+        """The node of each process."""
+        return [node for node, _ in self._actors]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all that were started have imported what they need."""
+        importing = self._importing
+        return not importing or not ray.wait(importing, num_returns=len(importing), timeout=0)[1]
+
+    def adopt_workers(self) -> None:
+        """Let groups of this controller, the only one of its process, be made of these processes."""
+        TrainController.worker_group_cls = type("RunStandbyWorkerGroup", (StandbyWorkerGroup,), {"pool": self})
+
+    def start(self, nodes: Sequence[str], size: int, *, group: float) -> None:
+        """Start a process on each node, once for a running group and the size of the next one.
+
+        Args:
+            group: when the running group started.
+        """
+        if self._started_for == (group, size) or len(nodes) != size:
+            return
+        self.end()
+        self._started_for = group, size
+        actor = ray.remote(num_cpus=0, runtime_env=WorkerGroup._get_worker_runtime_env({}))(RayTrainWorker)
+        for node in nodes:
+            home = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._actors.append((node, actor.options(scheduling_strategy=home).remote()))
+        self._importing = [one.execute.remote(import_all, _IMPORTS) for _, one in self._actors]
+
+    def take(self, node: str) -> Any:
+        """A process of this node, which is a worker from now on; None where there is none."""
+        at = next((i for i, (home, _) in enumerate(self._actors) if home == node), None)
+        return None if at is None else self._actors.pop(at)[1]
+
+    def end(self) -> None:
+        """End the processes that stand by still."""
+        for _, actor in self._actors:
+            ray.kill(actor)
+        self._actors, self._importing = [], []
+
+
+class StandbyWorkerGroup(WorkerGroup):
+    """A group of workers made of the processes that stand by, as far as there are such."""
+
+    pool: StandbyPool
+
+    def _create_workers(
+        self, num_workers: int, placement_group: Any, resources_per_worker: Any, *args: Any, **kwargs: Any
+    ) -> list[Worker]:
+        placed = time.time()
+        workers: list[Worker] = []
+        for index, node in placement_group_table(placement_group)["bundles_to_node_id"].items():
+            if actor := self.pool.take(node):
+                with contextlib.suppress(RayError):
+                    known: Any = ray.get(actor.get_metadata.remote(), timeout=_READY_S)
+                    workers.append(Worker(actor, known, resources_per_worker, placement_group_bundle_index=index))
+        self.pool.end()
+        taken = {worker.placement_group_bundle_index for worker in workers}
+        if missing := [index for index in range(num_workers) if index not in taken]:
+            workers += super()._create_workers(len(missing), placement_group, resources_per_worker, missing)
+        control = self.pool.control
+        control.train([*control.timings, ("placement", placed), ("processes", time.time())])
+        return WorkerGroup._assign_worker_ranks(workers)
