@@ -195,8 +195,13 @@ def cluster_status(options: argparse.Namespace) -> None:
 
 def cluster_down(options: argparse.Namespace) -> None:
     from tokendrop.launch.local_cluster import stop
+    from tokendrop.launch.local_head import ClusterError
 
-    stopped = stop()
+    try:
+        stopped = stop()
+    except ClusterError as error:
+        say(f"tokendrop: {error}")
+        sys.exit(1)
     if options.json:
         print_json({"stopped": stopped.address if stopped else None})
     else:

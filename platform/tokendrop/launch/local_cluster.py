@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +36,7 @@ from tokendrop.launch.local_nodes import ENDED, node_address
 
 _PORT, _DASHBOARD_PORT = 6399, 8265  # where these are free; `submit` tries that dashboard when it is given none
 _START_TIMEOUT_S, _STOP_TIMEOUT_S, _POLL_S = 90.0, 5.0, 0.2
+_KILL_TIMEOUT_S = 20.0  # a killed process ends at once, but for one in a system call that can't be interrupted
 
 
 def start(size: ClusterSize, *, port: int | None = None) -> LocalCluster:
@@ -54,8 +55,11 @@ def start(size: ClusterSize, *, port: int | None = None) -> LocalCluster:
         _write_state(folder, cluster)  # before anything runs: `down` finds it, whatever becomes of this process
         try:
             _wait_until_ready(cluster, start_head(cluster))
-        except BaseException:
-            _stop(cluster, folder)
+        except BaseException as error:
+            try:
+                _stop(cluster, folder)
+            except ClusterError as left:
+                raise ClusterError(f"{error}\n{left}") from error
             raise
         return cluster
 
@@ -68,7 +72,11 @@ def find() -> LocalCluster | None:
 
 
 def stop() -> LocalCluster | None:
-    """Stop the cluster with all that runs on it, and remove its files; returns it, where one was up."""
+    """Stop the cluster with all that runs on it, and remove its files; returns it, where one was up.
+
+    Raises:
+        ClusterError: a process of it does not end, even when killed; its files stay, and another call goes on.
+    """
     with _state_folder() as folder:
         cluster = _read_state(folder)
         if cluster is None:
@@ -134,19 +142,36 @@ def _is_ready(cluster: LocalCluster) -> bool:
 
 
 def _stop(cluster: LocalCluster, folder: Path) -> None:
-    end, patience_s = psutil.Process.terminate, _STOP_TIMEOUT_S
     left = processes(cluster)
-    while left:
-        for process in left:
-            with suppress(psutil.Error):
-                end(process)
-        deadline = time.monotonic() + patience_s
-        while any(map(_is_alive, left)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        end, patience_s = psutil.Process.kill, 1.0
-        left = list({*filter(_is_alive, left), *processes(cluster)})  # with what they started meanwhile
+    _end(left, psutil.Process.terminate, _STOP_TIMEOUT_S)
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while left := list({*filter(_is_alive, left), *processes(cluster)}):  # with what they started meanwhile
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"the local cluster at {cluster.address} is not down: killed, but not ended: {_names(left)};"
+                " 'tokendrop cluster down' tries again"
+            )
+        _end(left, psutil.Process.kill, 1.0)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     _state_file(folder).unlink(missing_ok=True)
+
+
+def _end(left: list[psutil.Process], end: Callable[[psutil.Process], None], patience_s: float) -> None:
+    for process in left:
+        with suppress(psutil.Error):
+            end(process)
+    deadline = time.monotonic() + patience_s
+    while any(map(_is_alive, left)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _names(left: list[psutil.Process]) -> str:
+    """Processes as a user finds them: by id, name and state."""
+    names: list[str] = []
+    for process in left:
+        with suppress(psutil.Error):
+            names.append(f"process {process.pid} ({process.name()}, {process.status()})")
+    return ", ".join(names) or f"{len(left)} processes that start others"
 
 
 def _is_alive(process: psutil.Process) -> bool:
