@@ -37,7 +37,7 @@ LEAVES = [
     "sqlite:////tmp/a:b@c/mlflow.db",
     "file:///tmp/key:value@x",
     "s3://bucket/x?endpoint_override=127.0.0.1%3A80&scheme=http",
-    "override 'foo': want key=value, such as train.steps=100",
+    "override 'foo': want key=value, such as train.length=100",
     "tokens: 500, tokenizer=x.json",
     "data/**/*.jsonl",
 ]
