@@ -12,7 +12,9 @@ def job(parser: argparse.ArgumentParser) -> None:
 
 
 def overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", help="key=value overrides, such as train.length='500 steps'")
+    parser.add_argument(
+        "overrides", nargs="*", help="key=value overrides, such as train.length='500 steps' or data.sources[0].weight=2"
+    )
 
 
 def profile(parser: argparse.ArgumentParser) -> None:

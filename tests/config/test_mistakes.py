@@ -47,6 +47,7 @@ MISTAKES = {
     "name=3": "name: want text, got 3",
     "train.peak_lr={a: 1}": "train.peak_lr: want a number, got a mapping",
     "train.compile=1": "train.compile: want true or false, got 1",
+    "train.zero_stage=true": "train.zero_stage: want one of 1, 2, 3, got True",
     "train.warmup=soon": "train.warmup: want a duration such as '350 steps'",
     "train.length=": "train.length: want a duration",
     "train=5": "train: want a mapping of keys, got 5",

@@ -10,7 +10,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.files import Tree, kind_of, parse, profile_mapping, read_mapping, shown
+from tokendrop.config.files import Tree, kind_of, profile_mapping, read_mapping, shown
+from tokendrop.config.overrides import merge, with_override
 from tokendrop.errors import UserError
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Duration
@@ -32,7 +33,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, to_run: bool = 
     try:
         tree = _read(Path(path), depth=0)
         for override in overrides:
-            _override(tree, override)
+            tree = with_override(tree, override)
         tree = _whole(tree, "", path) if to_run else tree
     except RecursionError:
         raise UserError(f"{path}: a branch of this job holds itself") from None
@@ -65,8 +66,8 @@ def _whole(value: Any, key: str, path: str | Path) -> Any:
     if whole is None:
         names = variables(value, is_tracking=is_tracking)
         raise UserError(
-            f"{path}: {key}: {value}: its secret was not written down; give {key.partition('[')[0]}=... on the command"
-            " line" + (f", or set {names}" if names else "")
+            f"{path}: {key}: {value}: its secret was not written down; give {key}=... on the command line"
+            + (f", or set {names}" if names else "")
         )
     return whole
 
@@ -80,37 +81,7 @@ def _read(path: Path, *, depth: int) -> Tree:
         raise UserError(f"{path}: base: want the path of one job file, got {kind_of(base)}")
     if depth:
         raise UserError(f"{path}: base: a base job can't have a base of its own")
-    return _merge(_read(path.parent / base, depth=depth + 1), tree)
-
-
-def _merge(base: Tree, over: Tree) -> Tree:
-    """`over` on top of `base`, branch by branch; a branch of another kind replaces, not merges."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        if isinstance(value, dict) and isinstance(below, dict) and _same_kind(below, value):
-            value = _merge(below, value)
-        merged[key] = value
-    return merged
-
-
-def _same_kind(below: Tree, over: Tree) -> bool:
-    return "kind" not in over or over["kind"] == below.get("kind")
-
-
-def _override(tree: Tree, text: str) -> None:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UserError(f"override {shown(repr(text))}: want key=value, such as train.length='100 steps'")
-    *branches, leaf = key.split(".")
-    for branch in branches:
-        below = tree.get(branch)
-        if below is None:
-            below = tree[branch] = {}
-        if not isinstance(below, dict):
-            raise UserError(f"override {shown(repr(text))}: '{branch}' holds {kind_of(below)}, it has no keys below it")
-        tree = below
-    tree[leaf] = _merge(tree, {leaf: parse(value, f"override {shown(repr(text))}")})[leaf]
+    return merge(_read(path.parent / base, depth=depth + 1), tree)
 
 
 def build(target: Any, value: Any, path: str) -> Any:
@@ -125,9 +96,9 @@ def build(target: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         return _union(arguments, value, path)
     if origin is Literal:
-        if value not in arguments:
+        if isinstance(value, bool) or value not in arguments:  # True equals 1
             raise UserError(f"{path}: want one of {', '.join(map(str, arguments))}{_found(value, arguments)}")
-        return value
+        return arguments[arguments.index(value)]
     if origin is tuple:
         if not isinstance(value, list):
             raise UserError(f"{path}: want a list, got {kind_of(value)}")
