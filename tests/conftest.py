@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from known_skips import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
 from tokendrop.launch.loopback import keep_on_loopback
 
 keep_on_loopback()
@@ -16,7 +17,8 @@ settings.register_profile("default", deadline=None, max_examples=50)
 settings.load_profile("default")
 
 
-DATA = Path(os.environ.get("TOKENDROP_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+BESIDE = Path(__file__).parents[2] / "shared" / "data"
+"""Of the checkout, wherever that is."""
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +38,12 @@ def ray_cluster() -> Iterator[None]:
 @pytest.fixture
 def real_data() -> Path:
     """The folder of real data (see its MANIFEST.md); tests that want it skip where it is missing."""
-    if not DATA.is_dir():
-        pytest.skip(f"no real data at {DATA}; set TOKENDROP_TEST_DATA")
-    return DATA
+    named = os.environ.get("TOKENDROP_TEST_DATA", str(BESIDE))
+    if not named:
+        pytest.skip("TOKENDROP_TEST_DATA is empty")
+    if not Path(named).is_dir():
+        pytest.skip(f"no real data at {named}; set TOKENDROP_TEST_DATA to its folder, or to nothing")
+    return Path(named)
 
 
 @pytest.fixture
