@@ -20,23 +20,12 @@ from tokendrop.track.run_folder import read_attempts
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.timeout(400),
-    pytest.mark.skipif("TOKENDROP_KILLS" not in os.environ, reason="takes minutes: make chaos"),
 ]
 
-STEPS, UP, DOWN = 2100, 600, 1500  # two workers from UP on, one from DOWN on
+IS_LONG = "TOKENDROP_KILLS" in os.environ  # make chaos
+STEPS, UP, DOWN = (2100, 600, 1500) if IS_LONG else (700, 150, 450)  # two workers from UP on, one from DOWN on
+DRAINED = 900 if IS_LONG else 500  # steps of the run that loses its node
 LAG_S = 6.0  # of the autoscaler's view, and for workers to change
-
-DRAIN = """
-import time, ray
-from ray._raylet import GcsClient
-from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-ray.init(log_to_driver=False)
-(node,) = [one for one in ray.nodes() if one["Alive"] and one["Resources"].get("GPU")]
-reason, at = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), int((time.time() + 120) * 1000)
-client = GcsClient(ray.get_runtime_context().gcs_address)
-accepted, why = client.drain_node(node["NodeID"], reason, "a spot machine is taken back", at)
-assert accepted, why
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,42 +70,49 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
         now = json.loads(tokendrop("status", "--json").stdout)
         nodes = sum(node["role"] == "worker" for node in now["nodes"])
         seen.append(Seen(time.time(), last_step(run), nodes, now["used"], now["requested"]))
-        time.sleep(3)  # to ask takes a core for a second, from the workers
+        time.sleep(3 if IS_LONG else 1)  # to ask takes a core for a second, from the workers
         return False
 
     command.until(look, "the end of the run")
     command.finish()
+    ended = time.time()
+    while seen[-1].nodes and time.time() < ended + cluster["idle_timeout_s"] + 30:
+        look()
     assert [row["world_size"] for row in read_steps(run)] == [1] * UP + [2] * (DOWN - UP) + [1] * (STEPS - DOWN)
 
     for start, stop, workers in ((0, UP, 1), (UP, DOWN, 2), (DOWN, STEPS, 1)):
         inside = [one for one in seen if start < one.step < stop]
         settled = [one for one in inside if inside[0].time + LAG_S < one.time < inside[-1].time - LAG_S]
-        assert settled, (start, inside)
-        assert {(one.used["CPU"], one.used["GPU"]) for one in settled} == {(workers, workers)}
+        assert settled or not IS_LONG, (start, inside)
+        assert {(one.used["CPU"], one.used["GPU"]) for one in settled} <= {(workers, workers)}
         if workers == 2:
-            assert {one.nodes for one in settled} == {2}
+            assert 2 in {one.nodes for one in inside}
+            assert {one.nodes for one in settled} <= {2}
             assert all(not one.requested for one in settled)
-    gone = next(one.time for one in seen if one.step > DOWN and one.nodes == 1)
+    gone = next(one.time for one in seen if one.step > DOWN and one.nodes <= 1)
     free = next(one.time for one in seen if one.step > DOWN)
     assert gone - free <= cluster["idle_timeout_s"] + 30
 
 
 def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
-    tmp_path: Path, cluster: dict[str, Any], environment: dict[str, str]
+    tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
 ) -> None:
     mine = environment | cluster["environment"]
-    alone = ("scaling.segments=[{from: 0%, workers: 1}]", "train.length=900 steps")
+    alone = ("scaling.segments=[{from: 0%, workers: 1}]", f"train.length={DRAINED} steps")
     command = Command("train", job_of(tmp_path), *alone, environment=mine)
     run = run_below(tmp_path / "runs", command)
     assert command.until(lambda: last_step(run) >= 50, "step 50")
-    subprocess.run([sys.executable, "-c", DRAIN], env=mine, check=True)
+    (node,) = (one for one in json.loads(tokendrop("status", "--json").stdout)["nodes"] if one["used"].get("GPU"))
+    notice = ("DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a spot machine is taken back")
+    drain = ["drain-node", f"--node-id={node['id']}", "--reason", *notice, "--deadline-remaining-seconds=120"]
+    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *drain], env=mine, check=True)
     command.finish()
     attempts, pauses = read_attempts(run)
     assert len(attempts) == 2
     (pause,) = pauses
     assert (pause["from"], pause["to"]) == (1, 1)
-    assert 50 <= pause["resize_at"] < 900
+    assert 50 <= pause["resize_at"] < DRAINED
     done = [line["step"] for line in MetricsTail(run).read(limit=-1) if "step" in line]
-    assert done == list(range(1, 901))  # none twice
+    assert done == list(range(1, DRAINED + 1))  # none twice
     assert audited(run) == (0, 0)
     assert "a worker was lost" not in command.said()
