@@ -54,7 +54,7 @@ def job_of(folder: Path) -> Path:
             "cpus_per_worker": 1,  # a node has a GPU for one
             "gpus_per_worker": 1,
             "lead_s": 10,
-            "patience_s": 60,
+            "patience_s": 180,  # of a busy machine
         },
     )
 
