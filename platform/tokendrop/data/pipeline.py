@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,13 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
     """
     corpus = find_corpus(config)
     folder = corpus.folder
+    if is_complete(folder):  # they may be on storage that is read-only
+        with suppress(OSError):
+            (folder / FAILED).unlink(missing_ok=True)
+        manifest = read_manifest(folder)
+        check_fits(config, manifest)
+        check_files(folder, manifest)
+        return folder
     tokenizer = _load_or_train(config, corpus)
     _check_vocabulary(config, vocab_size(tokenizer))
     with alone_in(folder, while_waiting=lambda: progress(0, 0)):
@@ -85,6 +93,11 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
             note_failure(folder, str(error))
             raise
     return folder
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether all of a corpus is in these token shards."""
+    return (folder / MANIFEST).exists() and read_manifest(folder).header.is_complete
 
 
 def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:

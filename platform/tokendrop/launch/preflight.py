@@ -20,6 +20,7 @@ from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import read_mapping
 from tokendrop.errors import UserError
+from tokendrop.launch.results import absolute_corpus
 from tokendrop.render import say
 from tokendrop.secrets import redact
 
@@ -136,9 +137,9 @@ def absolute_paths(config: ExperimentConfig, folder: Path) -> list[str]:
         else:
             override(key, str(folder / path))
     data = config.data
-    if data.corpus != (corpus := _absolute_corpus(data.corpus, folder)):
+    if data.corpus != (corpus := absolute_corpus(data.corpus, folder)):
         override("data.corpus", corpus)
-    sources = [{**asdict(one), "corpus": _absolute_corpus(one.corpus, folder)} for one in data.sources]
+    sources = [{**asdict(one), "corpus": absolute_corpus(one.corpus, folder)} for one in data.sources]
     if sources != [asdict(one) for one in data.sources]:
         override("data.sources", sources)
     return overrides
@@ -199,10 +200,6 @@ def _relative_paths(config: ExperimentConfig) -> dict[str, str]:
     if config.track.uri and config.track.uri.startswith("sqlite:///"):
         paths["track.uri"] = config.track.uri.removeprefix("sqlite:///")
     return {key: path for key, path in paths.items() if _is_relative(path)}
-
-
-def _absolute_corpus(corpus: tuple[str, ...], folder: Path) -> tuple[str, ...]:
-    return tuple(str(folder / entry) if entry != "python" and _is_relative(entry) else entry for entry in corpus)
 
 
 def _is_relative(path: str) -> bool:

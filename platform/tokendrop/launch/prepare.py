@@ -39,13 +39,15 @@ class Preparation:
     The order of samples depends on the corpus alone, so a run is the same however far this has come.
     """
 
-    def __init__(self, config: ExperimentConfig) -> None:
+    def __init__(self, config: ExperimentConfig, shards: Path | None = None) -> None:
         """
+        Args:
+            shards: where all of them are made already; the corpus is not looked at then.
         Raises:
             UserError: the corpus can't be listed.
         """
-        self.config = config
-        self.folder = find_corpus(config).folder
+        self.config, self.shards = config, shards
+        self.folder = shards or find_corpus(config).folder
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
@@ -83,6 +85,8 @@ class Preparation:
         return self._done.result()
 
     def _prepare(self) -> Path:
+        if self.shards is not None:
+            return self.shards
         with prepare_line() as progress:
 
             def tell(documents: int, tokens: int) -> None:

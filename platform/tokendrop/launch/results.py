@@ -14,20 +14,38 @@ RESULTS = "TOKENDROP_RESULTS"
 
 
 def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with absolute paths of what is written, whatever becomes of the working directory.
+    """The configuration with absolute paths of what is read and written, so that a run can go on from any folder.
 
-    A submitted job runs in a copy of its working directory, which Ray deletes: there, they lie below TOKENDROP_RESULTS,
-    by default `tokendrop` in the home folder of the head.
+    A submitted job runs in a copy of its working directory, which Ray deletes: there, results lie below
+    TOKENDROP_RESULTS, by default `tokendrop` in the home folder of the head. What it reads keeps its relative path,
+    which is right in the copy of each node, and in that of the next start.
     """
-    root = Path.cwd()
+    root, data = Path.cwd(), config.data
     if in_job_copy(root):
         root = Path(os.environ.get(RESULTS) or Path.home() / "tokendrop").absolute()
+    else:
+        data = replace(
+            data,
+            corpus=absolute_corpus(data.corpus, root),
+            sources=tuple(replace(one, corpus=absolute_corpus(one.corpus, root)) for one in data.sources),
+            tokenizer=data.tokenizer and absolute(data.tokenizer, root),
+        )
     return replace(
         config,
-        runs_folder=str(root / config.runs_folder),
-        data=replace(config.data, folder=str(root / config.data.folder)),
+        runs_folder=absolute(config.runs_folder, root),
+        data=replace(data, folder=absolute(data.folder, root)),
         track=replace(config.track, uri=absolute_uri(config.track.uri, root)),
     )
+
+
+def absolute_corpus(corpus: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    """The files, folders and globs of a corpus, relative to `folder` before; URIs and `python` stay."""
+    return tuple(entry if entry == "python" or "://" in entry else absolute(entry, folder) for entry in corpus)
+
+
+def absolute(path: str, folder: Path) -> str:
+    """A path, relative to `folder` or to the home folder (`~`) before."""
+    return str(folder / os.path.expanduser(path))
 
 
 def tell_place(config: ExperimentConfig) -> None:

@@ -4,8 +4,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.pipeline import check_fits
+from tokendrop.data.shard_files import check_files
 from tokendrop.data.shards import MANIFEST, read_manifest
 from tokendrop.errors import UserError
+from tokendrop.launch.results import with_absolute_paths
+from tokendrop.secrets import redact
 from tokendrop.track.mlflow import flat
 from tokendrop.track.run_folder import CHECKPOINTS, check_model, open_run_folder
 from tokendrop.train.committed import committed, newest_whole, read_meta
@@ -62,6 +66,32 @@ def _branches(key: str) -> list[str]:
     """The branches that a key is in: of a.b.c those are a and a.b."""
     parts = key.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def shards_at_hand(config: ExperimentConfig, run: Path) -> Path | None:
+    """The token shards of `run` where all of them are there; its corpus and its tokenizer may then be gone.
+
+    Below the job's `data.folder`, where they were moved. None where the job names another corpus or tokenizer than the
+    run began with.
+
+    Raises:
+        DamagedDataError: a shard is missing or cut short.
+    """
+    begun, before = open_run_folder(run)
+    if _made_of(begun) != _made_of(config):
+        return None
+    for folder in (before, Path(config.data.folder) / before.name):
+        if (folder / MANIFEST).exists() and (manifest := read_manifest(folder)).header.is_complete:
+            check_fits(config, manifest)
+            check_files(folder, manifest)
+            return folder
+    return None
+
+
+def _made_of(config: ExperimentConfig) -> str:
+    """What a job's shards are made of, without secrets, which a run's job.yaml does not have."""
+    data = with_absolute_paths(config).data
+    return redact(str((data.mixture, data.tokenizer)))
 
 
 def check_same_rows(run: Path, data: Path) -> None:

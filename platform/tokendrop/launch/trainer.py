@@ -25,7 +25,7 @@ from tokendrop.launch.memory import check_memory
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import torch_config
 from tokendrop.launch.results import with_absolute_paths
-from tokendrop.launch.resume import check_goes_on, check_same_rows
+from tokendrop.launch.resume import check_goes_on, check_same_rows, shards_at_hand
 from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_of, text_of
 from tokendrop.launch.stopping import run_until_stopped
 from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
@@ -70,7 +70,8 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     check_ray(config.scaling)
     connect()
     check_room(config)
-    with HeadWatch() as head, Preparation(config) as preparation:
+    shards = shards_at_hand(config, resume) if resume is not None else None
+    with HeadWatch() as head, Preparation(config, shards) as preparation:
         data = preparation.wait()
         if resume is not None:
             check_same_rows(resume, data)

@@ -196,9 +196,16 @@ def _client(uri: str | None) -> Any:
 
 
 def absolute_uri(uri: str | None, folder: Path) -> str | None:
-    """A tracking URI that means the same from every folder: a local SQLite file's path, relative to `folder` before."""
-    path = (uri or "").removeprefix(_SQLITE)
-    return uri if uri is None or path == uri else f"{_SQLITE}{folder / path}"
+    """A tracking URI that means the same from every folder; paths, of a SQLite file too, relative to `folder` before.
+
+    URIs of servers stay: `http://...`, `postgresql://...`, `databricks`.
+    """
+    if uri is None or uri.startswith("databricks"):
+        return uri
+    for scheme in (_SQLITE, "file:"):
+        if uri.startswith(scheme) and not uri.startswith("file://"):
+            return f"{scheme}{folder / uri.removeprefix(scheme)}"
+    return uri if ":" in uri else str(folder / uri)
 
 
 def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]]:
