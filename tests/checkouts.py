@@ -3,8 +3,12 @@
 import json
 import shutil
 import socket
+import subprocess
+import sys
+import venv
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +48,22 @@ def make_folder(folder: Path) -> Path:
     words = [" ".join(f"word{(number * 31 + i * i) % 97}" for i in range(100)) for number in range(60)]
     (folder / "text" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in words))
     return folder
+
+
+def dependencies_alone(folder: Path) -> Path:
+    """A Python with the packages of this one, less those installed as a link to their source: tokendrop."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # a line of a .pth file adds a folder, but not what the .pth files in that folder add
+    installed = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(installed))
+    python = folder / "bin" / "python"
+    # -E: a Ray that this session started has put the source tree on PYTHONPATH
+    command = [python, "-E", "-c", "import tokendrop"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
+    if "No module named 'tokendrop'" not in found.stderr:
+        pytest.skip("tokendrop is installed here as a copy, not with `pip install -e`")
+    return python
 
 
 def free_ports(count: int) -> list[int]:

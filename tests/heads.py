@@ -5,19 +5,15 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
-from checkouts import MIB, free_ports, make_folder
+from checkouts import MIB, dependencies_alone, free_ports, make_folder
 
 TOKEN = secrets.token_hex(32)
 
@@ -96,22 +92,6 @@ def started_head(user: Path) -> Iterator[Head]:
         except subprocess.TimeoutExpired:
             process.kill()
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def dependencies_alone(folder: Path) -> Path:
-    """A Python with the packages of this one, less those installed as a link to their source: tokendrop."""
-    venv.create(folder, symlinks=True, with_pip=False)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    # a line of a .pth file adds a folder, but not what the .pth files in that folder add
-    installed = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "dependencies.pth").write_text("\n".join(installed))
-    python = folder / "bin" / "python"
-    # -E: a Ray that this session started has put the source tree on PYTHONPATH
-    command = [python, "-E", "-c", "import tokendrop"]
-    found = subprocess.run(command, capture_output=True, text=True, cwd="/", check=False)
-    if "No module named 'tokendrop'" not in found.stderr:
-        pytest.skip("tokendrop is installed here as a copy, not with `pip install -e`")
-    return python
 
 
 def wait_for_nodes(address: str, timeout_s: float = 60.0) -> None:

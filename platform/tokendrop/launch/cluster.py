@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray._raylet import setproctitle  # pyright: ignore[reportAttributeAccessIssue]
@@ -24,7 +25,7 @@ _SOURCE_ROOT = Path(__file__).parents[2]
 def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     """Join the cluster at `address` or RAY_ADDRESS, else start one on this machine. Does nothing twice.
 
-    Workers get this source tree on their path, so a cluster whose image holds the dependencies alone will do.
+    Workers get this source tree, so a cluster whose image holds the dependencies alone will do.
 
     Args:
         cpus: cores that a cluster started here counts; those of the machine when left out.
@@ -35,7 +36,6 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         return
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    path = source_path()
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     for name in ("ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -47,7 +47,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         try:
             say(f"connect  to the Ray cluster at {address}")
             check_answers(address)
-            ray.init(address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **quiet)
+            ray.init(address, runtime_env=_source_for(address), **quiet)
         except (OSError, RayError, ValueError) as error:
             raise UserError(
                 f"RAY_ADDRESS: no Ray cluster lets this process in at {address} ({first_line(error)}); want one that"
@@ -55,7 +55,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
             ) from None
         _handle_sigterm()
         return
-    os.environ["PYTHONPATH"] = path
+    os.environ["PYTHONPATH"] = source_path()
     say("connect  starting Ray on this machine")
     start_local_ray(cpus, **quiet)
     _handle_sigterm()
@@ -64,6 +64,25 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
 def serves_this_machine_alone() -> bool:
     """Whether no node can join the cluster, because its head listens on this machine's loopback device alone."""
     return ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
+
+
+def _source_for(address: str) -> dict[str, Any]:
+    """The runtime environment by which the workers of a cluster import what this process does.
+
+    Nodes of a cluster on loopback addresses are on this machine, and those of a submitted job have the copy of its
+    working directory. To all others Ray takes the package.
+    """
+    host = address.rpartition("/")[2].rpartition(":")[0]
+    if host == "localhost" or host.startswith("127.") or in_job_copy(Path.cwd()):
+        return {"env_vars": {"PYTHONPATH": source_path()}}
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path = [entry for entry in path if Path(entry).absolute() != _SOURCE_ROOT.absolute()]
+    package = str(_SOURCE_ROOT.absolute() / __name__.partition(".")[0])
+    return {
+        "py_modules": [package],
+        "excludes": ["__pycache__"],
+        "env_vars": {"PYTHONPATH": os.pathsep.join(path)},
+    }
 
 
 def _hide_secrets() -> None:

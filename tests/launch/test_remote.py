@@ -1,0 +1,108 @@
+"""A driver here, on a cluster of machines that do not have its code."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from checkouts import MIB, ROOT, dependencies_alone, free_ports
+from tokendrop.launch.cluster import _source_for
+
+WHERE = """
+import json, ray
+from tokendrop.launch.cluster import connect
+connect()
+
+@ray.remote
+def imported():
+    import tokendrop.config.load as ours
+    profile = ours.load_job("JOB", ["scaling.mode=schedule", "scaling.profile=a100-40g-8"]).scaling.profile
+    return ours.__file__, profile.name
+
+print(json.dumps(ray.get(imported.remote())))
+"""
+
+
+def own_address() -> str:
+    """An address of this machine that others could reach, as that of a cluster elsewhere is one."""
+    found = [one.address for device in psutil.net_if_addrs().values() for one in device if one.family == 2]
+    others = [address for address in found if not address.startswith("127.")]
+    if not others:
+        pytest.skip("this machine has no address but those of its loopback device")
+    return others[0]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[dict[str, str]]:
+    """The environment to reach a Ray whose Python can't import tokendrop."""
+    folder = Path(tempfile.mkdtemp(prefix="td", dir="/tmp"))  # Ray's sockets want a short path
+    python, host = dependencies_alone(folder / "venv"), own_address()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    dashboard, agent, metrics, client, gcs = free_ports(5)
+    options = {
+        **{"port": gcs, "dashboard-port": dashboard, "dashboard-agent-listen-port": agent, "min-worker-port": 0},
+        **{"metrics-export-port": metrics, "ray-client-server-port": client, "max-worker-port": 0, "num-cpus": 1},
+        **{"node-ip-address": host, "object-store-memory": 150 * MIB, "temp-dir": folder / "ray"},
+    }
+    quick = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+    head = subprocess.Popen(
+        [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--no-monitor"]
+        + [f"--{name}={value}" for name, value in options.items()],
+        env=kept | access | quick,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield kept | access | {"RAY_ADDRESS": f"{host}:{gcs}"}
+    finally:
+        head.terminate()
+        try:
+            head.wait(20)
+        except subprocess.TimeoutExpired:
+            head.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.ray
+def test_workers_elsewhere_get_the_source_of_the_driver(tmp_path: Path, elsewhere: dict[str, str]) -> None:
+    script = WHERE.replace("JOB", str(ROOT / "jobs" / "pretrain" / "elastic.yaml"))
+    for _ in range(10):  # until the head answers
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env=elsewhere | {"PYTHONPATH": str(ROOT / "platform")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if "no Ray cluster lets this process in" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
+    file, profile = json.loads(done.stdout.splitlines()[-1])
+    assert "py_modules_files" in file
+    assert not Path(file).is_relative_to(ROOT)
+    assert profile == "a100-40g-8"
+
+
+def test_clusters_of_this_machine_and_submitted_jobs_take_no_upload(tmp_path: Path, monkeypatch) -> None:
+    for address in ("127.0.0.2:6379", "localhost:6379", "ray://127.0.0.1:10001"):
+        assert set(_source_for(address)) == {"env_vars"}
+    assert _source_for("10.0.0.1:6379")["py_modules"] == [str(ROOT / "platform" / "tokendrop")]
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}/platform:/opt/mine")
+    assert _source_for("auto")["env_vars"] == {"PYTHONPATH": "/opt/mine"}
+    copy = tmp_path / "working_dir_files" / "_ray_pkg_0"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    assert set(_source_for("10.0.0.1:6379")) == {"env_vars"}
