@@ -95,8 +95,10 @@ class Rows:
             first = step * self.split.global_batch + number * self.split.micro_batch
             yield rows_of(range(first, first + self.split.micro_batch), number=number)
 
-    def validation(self) -> list[Batch]:
-        return [rows_of(range(10**6, 10**6 + self.split.micro_batch))]
+    def validation(self) -> list[tuple[Batch, int]]:
+        """Two batches of rows on every worker; the second one counts on the first worker alone."""
+        both = [rows_of(range(first, first + self.split.micro_batch)) for first in (10**6, 10**6 + 100)]
+        return [(both[0], self.split.micro_batch), (both[1], 0 if self.rank else self.split.micro_batch)]
 
 
 def rows_of(sample_ids: range, *, number: int = 0) -> Batch:

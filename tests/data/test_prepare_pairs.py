@@ -75,7 +75,7 @@ def test_rows_are_the_documents_by_their_tokenizer_and_batches_are_read_from_the
         split=config.plan().batch,
         rank=0,
     )
-    for batch in [*batches.of_step(0), *batches.validation()]:
+    for batch in [*batches.of_step(0), *(batch for batch, _ in batches.validation())]:
         assert batch.input_ids_BS.shape == batch.labels_BS.shape == batch.attention_mask_BS.shape
         assert batch.attention_mask_BS.dtype == torch.bool
         assert batch.token_types_BS.dtype == batch.sentence_labels_B.dtype == torch.int64

@@ -45,7 +45,8 @@ class MicroBatches(Generic[AnyBatch]):
             validation: ids and rows of all held-out samples that are to be read, on every rank the same.
         """
         self.make, self.split, self.rank = make, split, rank
-        self.held_out = self._held_out(*validation)
+        sizes = {"micro_batch": split.micro_batch, "world_size": split.world_size}
+        self.held_out = held_out_batches(make, *validation, **sizes, rank=rank)
         self._ahead = Ahead(partial(_read, make, train, split))
 
     def of_step(self, step: int) -> Iterator[AnyBatch]:
@@ -55,23 +56,32 @@ class MicroBatches(Generic[AnyBatch]):
         for key, then in pairwise(keys):
             yield self._ahead.get(key, then=then)
 
-    def validation(self) -> Sequence[AnyBatch]:
+    def validation(self) -> Sequence[tuple[AnyBatch, int]]:
         return self.held_out
 
-    def _held_out(self, ids_N: NDArray[np.int64], rows_NT: NDArray[np.int64]) -> list[AnyBatch]:
-        """The held-out rows in micro batches of one size, shared out as those of a step are.
 
-        So all workers together read the same rows whatever their number, and each reads as many. Where fewer
-        rows were held out than a step has micro batches, some come twice.
-        """
-        split = self.split
-        in_step = split.global_batch // split.micro_batch
-        size = max(1, min(split.micro_batch, len(rows_NT) // in_step))
-        batches: list[AnyBatch] = []
-        for number in range(self.rank, in_step * max(1, len(rows_NT) // (size * in_step)), split.world_size):
-            places = np.arange(number * size, (number + 1) * size) % len(rows_NT)
-            batches.append(self.make(ids_N[places], rows_NT[places], number))
-        return batches
+def held_out_batches(
+    make: MakeBatch[AnyBatch],
+    ids_N: NDArray[np.int64],
+    rows_NT: NDArray[np.int64],
+    *,
+    micro_batch: int,
+    world_size: int = 1,
+    rank: int = 0,
+) -> list[tuple[AnyBatch, int]]:
+    """A worker's share of the held-out rows in micro batches, each with how many of its rows count.
+
+    Over all workers every row counts once. Each worker gets as many batches, for workers that share their weights
+    out gather them together: where there are too few, the first batch comes again and counts for nothing.
+    """
+    firsts = list(range(0, len(ids_N), micro_batch))
+    shares: list[tuple[AnyBatch, int]] = []
+    for number in range(rank, -(-len(firsts) // world_size) * world_size, world_size):
+        is_padding = number >= len(firsts)
+        first = 0 if is_padding else firsts[number]
+        some = slice(first, first + micro_batch)
+        shares.append((make(ids_N[some], rows_NT[some], number), 0 if is_padding else len(ids_N[some])))
+    return shares
 
 
 def _read(

@@ -7,7 +7,7 @@ from typing import Any
 from tokendrop.errors import UserError
 from tokendrop.evaluate.harness import run_tasks
 from tokendrop.evaluate.load import load_run, locate
-from tokendrop.evaluate.perplexity import held_out_loss
+from tokendrop.evaluate.perplexity import validation_perplexity
 from tokendrop.render import say, table
 from tokendrop.secrets import redact
 from tokendrop.track.mlflow import MlflowMirror
@@ -29,15 +29,14 @@ def evaluate_run(
         UserError: as for `evaluate_tasks`, or there is nothing to evaluate on.
     """
     checkpoint, run = locate(path)
-    model, tokenizer = load_run(path)
-    model = model.to(pick_device())
     result: dict[str, Any] = {"checkpoint": str(checkpoint), "step": read_meta(checkpoint)["step"]}
     if tasks:
-        result |= run_tasks(model, tokenizer, tasks, include, limit)
+        model, tokenizer = load_run(path)
+        result |= run_tasks(model.to(pick_device()), tokenizer, tasks, include, limit)
     else:
         result |= {"results": {}, "versions": {}, "n_samples": {}}
     try:
-        result["validation"] = held_out_loss(model, run)
+        result["validation"] = validation_perplexity(path)
     except UserError as error:
         if not tasks:
             raise

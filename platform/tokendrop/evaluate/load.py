@@ -3,6 +3,7 @@
 import warnings
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from tokendrop.data.tokenizer import load_tokenizer
@@ -24,8 +25,8 @@ def locate(path: Path) -> tuple[Path, Path]:
     return checkpoint, checkpoint.parent.parent
 
 
-def load_run(path: Path) -> tuple[Gpt, Tokenizer]:
-    """The model of a run or a checkpoint, float32 on the CPU and in eval mode, and its tokenizer.
+def load_run(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Gpt, Tokenizer]:
+    """The model of a run or a checkpoint, on the CPU and in eval mode, and its tokenizer.
 
     Raises:
         UserError: there is no checkpoint, no run around it, or a model of another kind in it.
@@ -35,7 +36,7 @@ def load_run(path: Path) -> tuple[Gpt, Tokenizer]:
     tokenizer = load_tokenizer(tokenizer_of(run))
     config, _ = open_run_folder(run)
     check_model(checkpoint, config)
-    model = build_model(config.model, seed=0)
+    model = build_model(config.model, seed=0).to(dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what we want
         load_weights(model, checkpoint)

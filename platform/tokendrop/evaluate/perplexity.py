@@ -1,23 +1,28 @@
 """Loss on a run's own held-out rows."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tokendrop.data.batches import held_out_batches, text_batch
 from tokendrop.data.rows import Rows, held_out_ids
 from tokendrop.errors import UserError
 from tokendrop.evaluate.load import load_run, locate
-from tokendrop.models.gpt import Gpt
 from tokendrop.track.run_folder import open_run_folder
-from tokendrop.train.device import pick_device
+from tokendrop.train.device import computes_in_bf16, pick_device, pick_dtype
+from tokendrop.train.engines.base import TorchEngine
+from tokendrop.train.held_out import held_out_mean
+from tokendrop.train.optimizer import build_optimizer
 from tokendrop.train.report import perplexity
-
-_BATCH_TOKENS = 2**14
 
 
 def validation_perplexity(path: Path) -> dict[str, Any]:
-    """Loss of a run's or a checkpoint's model on the run's held-out rows, in float32, with no token dropped.
+    """Loss of a run's or a checkpoint's model on the run's held-out rows, with no token dropped.
+
+    It is what training reports: the same rows, micro batches and precision, the latter float32 where this device
+    has no bf16.
 
     Returns:
         `val_loss` (nats per token), `perplexity`, and `rows` read: the first `evaluate.sequences` of them.
@@ -25,22 +30,21 @@ def validation_perplexity(path: Path) -> dict[str, Any]:
         UserError: there is no checkpoint, or the run's token shards are gone.
     """
     _, run = locate(path)
-    model, _ = load_run(path)
-    return held_out_loss(model.to(pick_device()), run)
-
-
-@torch.inference_mode()
-def held_out_loss(model: Gpt, run: Path) -> dict[str, Any]:
-    """`validation_perplexity` for a model at hand, in eval mode, on the rows of the run folder `run`."""
     config, data = open_run_folder(run)
     rows = Rows(data, "validation")
     ids = held_out_ids(config.data, rows.committed, config.evaluate.sequences)
     if len(ids) == 0:
         raise UserError(f"{data}: it holds no validation rows")
-    size = max(1, _BATCH_TOKENS // config.model.sequence_length)
-    total = 0.0
-    for first in range(0, len(ids), size):
-        some = ids[first : first + size]
-        tokens = torch.from_numpy(rows.read(some)).to(model.tokens.weight.device)
-        total += model(tokens[:, :-1], tokens[:, 1:]).item() * len(some)
-    return {"val_loss": total / len(ids), "perplexity": perplexity(total / len(ids)), "rows": len(ids)}
+    device = pick_device()
+    dtype = precision_here(config.train.precision, device)
+    model, _ = load_run(path, torch.promote_types(dtype, torch.float32))
+    engine = TorchEngine(model.to(device), build_optimizer(model, config.train), dtype)
+    make = partial(text_batch, device=device)
+    batches = held_out_batches(make, ids, rows.read(ids), micro_batch=config.train.micro_batch)
+    loss = held_out_mean(engine, batches)
+    return {"val_loss": loss, "perplexity": perplexity(loss), "rows": len(ids)}
+
+
+def precision_here(precision: str, device: torch.device) -> torch.dtype:
+    """The dtype of matrix products of a job's precision; a model that was trained in bf16 can be evaluated anywhere."""
+    return pick_dtype("auto" if precision == "bf16" and not computes_in_bf16(device) else precision, device)

@@ -14,6 +14,7 @@ from tokendrop.models.batch import Batch
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.engine import Engine
+from tokendrop.train.held_out import held_out_mean
 from tokendrop.train.report import Recorder, StepReport
 
 
@@ -24,8 +25,11 @@ class Batches(Protocol):
         """This worker's micro batches of one step, by arithmetic from the step alone."""
         ...
 
-    def validation(self) -> Sequence[Batch]:
-        """This worker's share of the held-out rows; as many batches on every worker."""
+    def validation(self) -> Sequence[tuple[Batch, int]]:
+        """This worker's share of the held-out rows, and how many rows of each batch count.
+
+        There are as many batches on every worker, and at least one.
+        """
         ...
 
 
@@ -131,8 +135,7 @@ def accumulate(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int)
 
 def validate(parts: Parts) -> float:
     """Mean loss over the held-out rows, no token dropped."""
-    losses = [parts.engine.evaluate(batch) for batch in parts.batches.validation()]
-    return parts.engine.mean(torch.stack(losses).mean()).item()
+    return held_out_mean(parts.engine, parts.batches.validation())
 
 
 def timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
