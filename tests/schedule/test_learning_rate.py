@@ -5,7 +5,7 @@ from math import pi
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from strategies import plans
@@ -87,8 +87,35 @@ def test_the_decay_lasts_all_layer_tokens_after_the_warm_up(case: tuple[RunPlan,
 @given(plans())
 def test_a_run_ends_at_its_final_rate(plan: RunPlan) -> None:
     rate = plan.learning_rate
+    assume(rate.final > 0)
     ends_at = rate.peak if rate.decay == "constant" or rate.decay_length == 0 else rate.final
     assert plan.lr(plan.steps - 1) == pytest.approx(ends_at, abs=1e-12)
+
+
+def decaying_to_zero(plan: RunPlan) -> RunPlan:
+    return replace(plan, learning_rate=replace(plan.learning_rate, final=0.0))
+
+
+@given(plans().map(decaying_to_zero))
+def test_a_decay_to_zero_is_over_after_the_last_step_which_trains_too(plan: RunPlan) -> None:
+    rates = [plan.lr(step) for step in range(plan.steps)]
+    assert min(rates) > 0
+    decay = rates[plan.warmup_steps() :]
+    assert decay == sorted(decay, reverse=True)
+    if plan.learning_rate.decay == "linear" and plan.learning_rate.decay_length:
+        last = plan.steps - 1
+        consumed = last if plan.lr_clock == "step" else plan.layer_tokens(last)
+        end = plan.learning_rate.warmup + plan.learning_rate.decay_length
+        left = min(1.0, (end - consumed) / plan.learning_rate.decay_length)
+        assert rates[-1] == pytest.approx(plan.learning_rate.peak * left)
+
+
+@given(plans())
+def test_a_rate_above_zero_at_the_end_is_read_from_the_clock_after_each_step(plan: RunPlan) -> None:
+    assume(plan.learning_rate.final > 0)
+    for step in range(plan.steps):
+        after = step + 1 if plan.lr_clock == "step" else plan.layer_tokens(step + 1)
+        assert plan.lr(step) == plan.learning_rate.at(after)
 
 
 @given(plans())

@@ -32,6 +32,16 @@ class LearningRate:
         if self.warmup < 0 or self.decay_length < 0:
             raise ValueError(f"the warm-up of {self.warmup} is longer than the run by {-self.decay_length}")
 
+    def of_step(self, before: int, after: int) -> float:
+        """The rate of a step, the clock showing `before` and `after` it.
+
+        It is that of the clock after the step, so that the first step of a warm-up trains and the last step of a run
+        has the final rate. A decay to 0 is read before the step: else the last step would train nothing.
+        """
+        if self.final == 0 and after > self.warmup:
+            return self.at(max(before, self.warmup))
+        return self.at(after)
+
     def at(self, clock: int) -> float:
         """The rate when the clock shows `clock`, counted from the start of the run."""
         if clock < self.warmup:

@@ -106,8 +106,9 @@ class RunPlan:
         return 1 - self.flops(self.steps) / self.flops_full
 
     def lr(self, step: int) -> float:
-        """Learning rate of `step`: the clock shows what is consumed when that step is done."""
-        return self.learning_rate.at(step + 1 if self.lr_clock == "step" else self.layer_tokens(step + 1))
+        """Learning rate of `step`, by the steps or layer tokens consumed before and after it."""
+        clock = (step, step + 1) if self.lr_clock == "step" else (self.layer_tokens(step), self.layer_tokens(step + 1))
+        return self.learning_rate.of_step(*clock)
 
     def warmup_steps(self) -> int:
         """Steps until the warm-up is over: T_warmup, or T_LTwarmup of appendix C."""
