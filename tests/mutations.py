@@ -6,6 +6,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from tokendrop.train.committed import META, write_meta
+from tokendrop.train.sealed import file_sha256
+
 
 def flip_bit(path: Path, where: float) -> None:
     """Turn one bit, so far into the file (0 to 1)."""
@@ -63,3 +66,9 @@ class Mutation:
 def mutations() -> st.SearchStrategy[Mutation]:
     share = st.floats(0, 1, exclude_max=True)
     return st.builds(Mutation, kind=st.sampled_from(sorted(KINDS)), file=share, where=share)
+
+
+def seal_again(checkpoint: Path, step: int) -> None:
+    """Checksums as whoever made the checkpoint up would write them."""
+    names = {path.name for path in checkpoint.glob("[!.]*")} - {META}
+    write_meta(checkpoint, {"name": "tiny", "step": step}, {name: file_sha256(checkpoint / name) for name in names})

@@ -16,8 +16,8 @@ from mutations import flip_bit
 from tiny import Rows, assert_same, experiment, gpt
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.journal import MetricsTail, read_ledger, read_steps
-from tokendrop.train.checkpoint import Checkpoints, load_weights
-from tokendrop.train.committed import committed, read_meta, step_name
+from tokendrop.train.checkpoint import Checkpoints, SetAsideError, load_weights
+from tokendrop.train.committed import committed, newest_whole, read_meta, step_name
 from tokendrop.train.engines.ddp import DdpEngine
 
 ACCUMULATED = 1e-10  # float64, over 6 steps of Adam on gradients added up in another order
@@ -225,7 +225,9 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_where_an_undamaged_one_do
     assert newest.name == step_name(4)
     flip_bit(newest / "__0_0.distcp", 0.5)
 
-    engine = attempt(config, tmp_path)
+    with pytest.raises(SetAsideError, match=rf"^{newest}/__0_0.distcp: damaged.*; {step_name(2)} counts in its place$"):
+        attempt(config, tmp_path)
+    engine = attempt(config, tmp_path)  # as Ray Train starts the workers anew
 
     assert_same(state(engine), state(expected))
     assert history(tmp_path) == history(full_run)
@@ -242,13 +244,16 @@ def test_storage_that_can_not_be_read_just_now_says_nothing_of_a_checkpoint(
     run = shutil.copytree(uninterrupted[1], tmp_path / "run")  # whose files nobody has read yet
     saved = committed(run / "checkpoints")
 
-    def away(path: Path) -> str:
+    def away(path: Path, *_: object) -> str:
         raise OSError(errno.ESTALE, "Stale file handle", str(path))
 
     checkpoints = Checkpoints(run / "checkpoints", keep=9, meta={})
     with monkeypatch.context() as patched:
+        patched.setattr("tokendrop.train.reader.read_part", away)
         patched.setattr("tokendrop.train.committed.file_sha256", away)
         with pytest.raises(OSError, match="Stale file handle"):
-            checkpoints.newest()
-    assert checkpoints.newest() == saved[-1]
+            checkpoints.load(new_engine(experiment()), saved[-1])
+        with pytest.raises(OSError, match="Stale file handle"):
+            newest_whole(run / "checkpoints")
+    assert checkpoints.newest() == newest_whole(run / "checkpoints") == saved[-1]
     assert committed(run / "checkpoints") == saved

@@ -5,20 +5,21 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from groups import go_by, together
-from mutations import KINDS, Mutation, mutations
+from mutations import Mutation, mutations, seal_again
 from tiny import assert_same, experiment, gpt
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.models.build import build_model
-from tokendrop.train.checkpoint import Checkpoints, load_weights
+from tokendrop.train.checkpoint import Checkpoints, SetAsideError, load_weights
 from tokendrop.train.committed import (
     META,
     check_whole,
@@ -31,7 +32,7 @@ from tokendrop.train.committed import (
 )
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizer
-from tokendrop.train.sealed import file_sha256, seal_json
+from tokendrop.train.sealed import seal_json
 from tokendrop.train.storage import INDEX, check_safe
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -72,13 +73,6 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return dict(plain.state_dict())
 
 
-def seal_again(checkpoint: Path) -> None:
-    """Checksums as whoever made the checkpoint up would write them."""
-    names = {path.name for path in checkpoint.glob("[!.]*")} - {META}
-    step = int(checkpoint.name.removeprefix("step_"))
-    write_meta(checkpoint, {"name": "tiny", "step": step}, {name: file_sha256(checkpoint / name) for name in names})
-
-
 def test_every_file_of_a_checkpoint_has_its_checksum(saved) -> None:
     for checkpoint in committed(saved):
         files = read_meta(checkpoint)["files"]
@@ -96,13 +90,28 @@ def test_whatever_happens_to_a_file_the_run_goes_on_from_what_was_written(saved,
     path = mutation.strike(newest)
     changed = not path.exists() or path.read_bytes() != before[path]
     assert newest_whole(folder) == folder / step_name(3 if changed else 6)
-    assert committed_step(folder) == (3 if changed else 6)
     if changed:
         with pytest.raises(DamagedDataError, match=str(path)):
             check_whole(newest)
+    step, restored = restore(folder)
+    assert step == (3 if changed else 6)
+    assert committed_step(folder) == step
+    assert_same(restored, dict(engine_of(step).model.state_dict()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def restore(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
+    """What a worker does, or a second one where the first found damage: the step, and the weights then."""
+    for _ in range(2):
+        engine, checkpoints = engine_of(0), Checkpoints(folder, keep=9, meta={})
+        newest = checkpoints.newest()
+        assert newest is not None
+        with suppress(SetAsideError):
+            step = checkpoints.load(engine, newest)
+            return step, dict(engine.model.state_dict())
+    raise AssertionError("the checkpoint before is whole")
+
+
+@pytest.mark.parametrize("kind", ["delete", "truncate", "duplicate"])
 def test_the_checkpoint_before_counts_and_it_is_said_so(folder, capsys, kind) -> None:
     path = Mutation(kind=kind, file=0.0, where=0.5).strike(folder / step_name(6))
     checkpoints = Checkpoints(folder, keep=1, meta={})
@@ -122,7 +131,7 @@ def test_the_checkpoint_before_counts_and_it_is_said_so(folder, capsys, kind) ->
 
 def test_where_none_is_whole_one_sentence_says_so(folder) -> None:
     for checkpoint in committed(folder):
-        Mutation(kind="flip_bit", file=0.0, where=0.5).strike(checkpoint)
+        Mutation(kind="truncate", file=0.0, where=0.5).strike(checkpoint)
     for look in (newest_whole, committed_step, lambda folder: Checkpoints(folder, keep=1, meta={}).newest()):
         with pytest.raises(DamagedDataError, match=r"step_000000006/.*: damaged.* no other checkpoint that is whole$"):
             look(folder)
@@ -195,6 +204,7 @@ def as_tensor(checkpoint: Path, made: Path, protocol: int = 2) -> None:
     (checkpoint / "more.distcp").write_bytes(content.getvalue())
     for part in index["model.tokens.weight"]["parts"]:
         part |= {"file": "more.distcp", "offset": 0, "length": len(content.getvalue())}
+        part |= {"crc32": crc32(content.getvalue())}
     (checkpoint / INDEX).write_text(json.dumps(index))
 
 
@@ -207,7 +217,7 @@ def as_newer_tensor(checkpoint: Path, made: Path) -> None:
 def test_code_in_a_checkpoint_is_not_run(folder, tmp_path, hide: Callable[[Path, Path], None]) -> None:
     checkpoint, made = folder / step_name(6), tmp_path / "made"
     hide(checkpoint, made)
-    seal_again(checkpoint)
+    seal_again(checkpoint, step=6)
     for look in (weights, check_safe):
         with pytest.raises(UserError, match=rf"^{checkpoint}") as refused:
             look(checkpoint)
@@ -257,7 +267,7 @@ def change_tensor(**changes: Any) -> Callable[[Any], Any]:
 def test_an_index_that_leads_elsewhere_or_to_nothing_is_refused(folder, change) -> None:
     checkpoint = folder / step_name(6)
     (checkpoint / INDEX).write_text(json.dumps(change(json.loads((checkpoint / INDEX).read_text()))))
-    seal_again(checkpoint)
+    seal_again(checkpoint, step=6)
     with pytest.raises(UserError, match=rf"^{checkpoint}") as refused:
         weights(checkpoint)
     assert "\n" not in str(refused.value)
@@ -271,24 +281,3 @@ def test_files_are_made_as_the_users_umask_wants_them(tmp_path) -> None:
         os.umask(before)
     assert checkpoint.stat().st_mode & 0o777 == 0o750
     assert {path.stat().st_mode & 0o777 for path in checkpoint.iterdir()} == {0o640}
-
-
-def test_ranks_go_on_from_what_rank_0_sees_whatever_their_own_view_of_the_storage(tmp_path: Path) -> None:
-    views = [tmp_path / "now", tmp_path / "a minute ago"]
-    for view, steps in zip(views, ([3, 6], [3]), strict=True):
-        for step in steps:
-            (view / step_name(step)).mkdir(parents=True)
-            write_meta(view / step_name(step), {"step": step}, {})
-    together(2, go_by, step_name(6), views)
-
-
-def test_all_ranks_go_on_from_the_checkpoint_before_a_damaged_one_or_none_does(tmp_path: Path) -> None:
-    """Whatever their own view of the storage: rank 0 decides."""
-    for view in ("whole", "damaged"):
-        for step in (3, 6):
-            (tmp_path / view / step_name(step)).mkdir(parents=True)
-            write_meta(tmp_path / view / step_name(step), {"step": step}, {})
-    (tmp_path / "damaged" / step_name(6) / "meta.json").write_text("{torn")
-    together(2, go_by, step_name(3), [tmp_path / "damaged", tmp_path / "whole"])
-    (tmp_path / "damaged" / step_name(3) / "meta.json").write_text("{torn")
-    together(2, go_by, None, [tmp_path / "damaged", tmp_path / "whole"])

@@ -1,7 +1,6 @@
 """Neither a strategy nor a world size shows in what is trained, and checkpoints go from each to each."""
 
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from groups import together, train_until
-from tiny import experiment
+from sharing import HAS_DEEPSPEED, job
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import read_ledger, read_steps
@@ -24,15 +23,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 # by what losses and gradient norms may differ, relatively, and weights after 10 steps of Adam at rates up to 0.01
 TOLERANCES = {"fp64": (1e-10, 1e-10), "fp32": (1e-6, 1e-4)}
 LEGS = [(1, 2), (2, 4), (4, 6), (2, 8), (1, 10)]  # workers, and the step that they train to
-
-
-def job(strategy: str, precision: str, **changes: object) -> ExperimentConfig:
-    """Ten steps with dropping; no size is a multiple of 4, so that shares are uneven."""
-    sizes = {"model__layers": 3, "model__width": 18, "model__vocab_size": 51}
-    how: dict[str, object] = {"train__strategy": strategy, "train__precision": precision}
-    if strategy.startswith("zero"):
-        how |= {"train__strategy": "deepspeed", "train__zero_stage": int(strategy[-1])}
-    return experiment(train__length="10 steps", train__micro_batch=2, **sizes, **how, **changes)
 
 
 def jobs(*strategies: str, precision: str, **changes: object) -> list[ExperimentConfig]:
@@ -50,7 +40,6 @@ CASES = {
     "another each time": jobs("zero 3", "fsdp", "zero 1", precision="fp32"),
 }
 IN_BF16 = ["ddp", "fsdp", "zero 1", "zero 3"]
-HAS_DEEPSPEED = find_spec("deepspeed") is not None
 
 
 def runs_here(case: str) -> bool:

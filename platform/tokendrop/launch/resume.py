@@ -12,7 +12,7 @@ from tokendrop.launch.results import with_absolute_paths
 from tokendrop.secrets import redact
 from tokendrop.track.mlflow import flat
 from tokendrop.track.run_folder import CHECKPOINTS, check_model, open_run_folder
-from tokendrop.train.committed import committed, newest_whole, read_meta
+from tokendrop.train.committed import committed, newest_whole, read_meta, set_aside
 from tokendrop.train.storage import check_safe
 
 # What a run that goes on may have anew: where and how it runs, is saved, tracked and evaluated, and how long it is;
@@ -29,7 +29,7 @@ WITHOUT_DROPOUT = ("train.micro_batch",)
 
 
 def check_goes_on(config: ExperimentConfig, run: Path) -> None:
-    """Check that this job can go on from the checkpoints of `run`, as what it was.
+    """Check that this job can go on from the checkpoints of `run`, as what it was; damaged ones are set aside.
 
     Raises:
         UserError: something that decides what is trained is another, or the checkpoint holds more than data.
@@ -51,6 +51,7 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
                 f"{key}: {run} began with {was.get(key, 'nothing')}, this job has {now.get(key, 'nothing')};"
                 " want the same, or a new run"
             )
+    set_aside(checkpoint)
 
 
 def settings(config: ExperimentConfig) -> dict[str, str]:

@@ -15,9 +15,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from tokendrop.errors import DamagedDataError, UserError, first_line
-from tokendrop.train.committed import committed, newest_whole, read_meta, step_name
+from tokendrop.train.committed import committed, newest_complete, set_aside, step_name
 from tokendrop.train.engine import Engine
-from tokendrop.train.storage import CheckpointReader, CheckpointWriter
+from tokendrop.train.reader import CheckpointReader, from_rank_0
+from tokendrop.train.storage import CheckpointWriter
+
+
+class SetAsideError(RuntimeError):
+    """A checkpoint proved damaged when it was read; the one before it counts now, for whoever starts anew."""
 
 
 class Checkpoints:
@@ -89,60 +94,76 @@ class Checkpoints:
             done.set_exception(error)
 
     def newest(self) -> Path | None:
-        """What `newest_whole` gives on rank 0, whose view of the storage counts: it may show others an older one.
+        """What `newest_complete` gives on rank 0, whose view of the storage counts: it may show others an older one.
 
         Damaged ones that are newer get the suffix `.damaged`, for they count no more.
 
         Raises:
-            DamagedDataError: there are checkpoints, and none is whole; on all ranks.
+            DamagedDataError: there are checkpoints, and none is complete; on all ranks.
         """
-        found: list[Any] = [None]
-        if self._is_first:
-            try:
-                found = [self._set_aside(newest_whole(self.folder))]
-            except (DamagedDataError, OSError) as error:
-                found = [error]
-        if self._group is not None:
-            dist.broadcast_object_list(found, src=0, group=self._group)
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return None if found[0] is None else self.folder / found[0]
+        return from_rank_0(self._newest, self._group)
 
-    def _set_aside(self, newest: Path | None) -> str | None:
-        """The name of the newest whole checkpoint, once those after it, all damaged, are out of the way."""
-        if newest is None:
-            return None
-        saved = committed(self.folder)
-        for damaged in saved[saved.index(newest) + 1 :]:
-            aside = damaged.with_name(f"{damaged.name}.damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            damaged.rename(aside)
-        return newest.name
+    def _newest(self) -> Path | None:
+        newest = newest_complete(self.folder)
+        if newest is not None:
+            set_aside(newest)
+        return newest
 
     def load(self, engine: Engine, checkpoint: Path) -> int:
-        """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from."""
-        engine.load(checkpoint)
-        return read_meta(checkpoint)["step"]
+        """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from.
+
+        What is read is compared with its checksums meanwhile, for to read it once more takes as long again.
+
+        Raises:
+            SetAsideError: it is damaged, and there is one before it; the engine is of no more use.
+            DamagedDataError: it is damaged, and the only one.
+        """
+        try:
+            reader = CheckpointReader(checkpoint, self._group)
+            engine.load(reader)
+        except DamagedDataError as error:
+            earlier = from_rank_0(partial(self._set_aside, checkpoint), self._group)
+            if earlier is None:
+                raise DamagedDataError(f"{error}; {self.folder} has no other checkpoint that is whole") from None
+            raise SetAsideError(f"{error}; {earlier.name} counts in its place") from None
+        return reader.meta["step"]
+
+    def _set_aside(self, damaged: Path) -> Path | None:
+        """The checkpoint before one that is damaged, and now out of the way; None where there is none."""
+        saved = committed(self.folder)
+        earlier = saved[: saved.index(damaged)]
+        if earlier:
+            set_aside(earlier[-1])
+        return earlier[-1] if earlier else None
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
     """Put a checkpoint's weights into a plain model, without its optimizer; raises as `load_into` does."""
+    read_weights(model, CheckpointReader(checkpoint))
+
+
+def read_weights(model: nn.Module, reader: CheckpointReader) -> None:
+    """As `load_weights`, by all ranks of the reader's group together."""
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     with torch.no_grad():
-        load_into(state, CheckpointReader(checkpoint), alone=True)
+        load_into(state, reader)
     model.load_state_dict(state["model"])
 
 
-def load_into(state: dict[str, Any], reader: CheckpointReader, *, alone: bool = False) -> None:
-    """Read into a tree of tensors, in place, as much of each as this worker holds.
+def load_into(state: dict[str, Any], reader: CheckpointReader) -> None:
+    """Read into a tree of tensors, in place, as much of each as this worker holds; all ranks of the reader's group do.
 
-    Args:
-        alone: this process reads without the others of its group.
     Raises:
         UserError: a part of the checkpoint is no tensor, or not of such a model.
+        DamagedDataError: a part is not what was written; on all ranks.
+        OSError: storage can't be read just now; on all ranks.
     """
     try:
-        dcp.load(state, storage_reader=reader, no_dist=alone)
+        dcp.load(state, storage_reader=reader, process_group=reader.group, no_dist=reader.group is None)
     except CheckpointException as error:
-        reason = next(first_line(one) for one, _ in error.failures.values())
+        failures = [one for one, _ in error.failures.values()]
+        for failure in failures:
+            if isinstance(failure, DamagedDataError | OSError):
+                raise failure from None
+        reason = first_line(failures[0])
         raise UserError(f"{reader.checkpoint_id}: can't be read as a checkpoint of this model ({reason})") from None

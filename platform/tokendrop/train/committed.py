@@ -1,8 +1,9 @@
 """Checkpoints as folders: their names, what they say of themselves, which of them count. Needs no torch."""
 
 import re
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from pathlib import Path
@@ -32,23 +33,39 @@ def committed(folder: Path) -> list[Path]:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The checkpoint that a run goes on from: the newest committed one below `folder` that is not damaged.
+    """The newest committed checkpoint below `folder` that is not damaged, for who does not read it at once.
 
-    Whoever asks comes to the same one; those that are passed over are told of on standard error. All of its bytes
-    are read and compared with their checksums, once in a process as long as the files stay as they are.
+    All of its bytes are read and compared with their checksums, once in a process as long as the files stay as they
+    are. Those that are passed over are told of on standard error.
 
     Raises:
         DamagedDataError: there are checkpoints, and none is whole.
     """
+    return _newest(folder, check_whole)
+
+
+def newest_complete(folder: Path) -> Path | None:
+    """The checkpoint that a run goes on from: the newest committed one below `folder` whose files are all there.
+
+    Whoever asks comes to the same one. What is in the files is compared with its checksums by the workers, as they
+    read it.
+
+    Raises:
+        DamagedDataError: there are checkpoints, and none is complete.
+    """
+    return _newest(folder, check_complete)
+
+
+def _newest(folder: Path, check: Callable[[Path], object]) -> Path | None:
     damages: list[DamagedDataError] = []
     for checkpoint in reversed(committed(folder)):
         try:
             if checkpoint.is_symlink():
                 raise DamagedDataError(f"{checkpoint}: a link; want the checkpoint's own folder")
-            check_whole(checkpoint)
+            check(checkpoint)
         except DamagedDataError as error:
             if not checkpoint.is_dir():  # a newer one was committed meanwhile, and this one removed
-                return newest_whole(folder)
+                return _newest(folder, check)
             damages.append(error)
             continue
         for damage in damages:
@@ -59,9 +76,18 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
+def set_aside(newest: Path) -> None:
+    """Give the suffix `.damaged` to the checkpoints after the newest one that counts."""
+    saved = committed(newest.parent)
+    for damaged in saved[saved.index(newest) + 1 :]:
+        aside = damaged.with_name(f"{damaged.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        damaged.rename(aside)
+
+
 def committed_step(folder: Path) -> int:
-    """Steps done by the checkpoint that a run goes on from, 0 without one; raises as `newest_whole` does."""
-    newest = newest_whole(folder)
+    """Steps done by the checkpoint that a run goes on from, 0 without one; raises as `newest_complete` does."""
+    newest = newest_complete(folder)
     return read_meta(newest)["step"] if newest else 0
 
 
@@ -95,15 +121,25 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
 
 
 def check_whole(checkpoint: Path) -> None:
-    """Check that each file of a checkpoint is what was written.
+    """Check that each file of a checkpoint is what was written; all of them are read.
 
     Raises:
         DamagedDataError: one is not; it is named.
         OSError: storage that can't be read just now, which says nothing of the checkpoint.
     """
-    files = read_meta(checkpoint)["files"]
+    damaged = _damaged_files(checkpoint, tuple(check_complete(checkpoint)))
+    if damaged:
+        raise DamagedDataError(f"{checkpoint / damaged[0]}: damaged; its checksum is not the one in {META}")
+
+
+def check_complete(checkpoint: Path) -> list[tuple[str, str, int]]:
+    """Check that each file of a checkpoint is there, as long as it was written; raises as `check_whole` does.
+
+    Returns:
+        Name, SHA-256 and time of change of each.
+    """
     found: list[tuple[str, str, int]] = []
-    for name, entry in files.items():
+    for name, entry in read_meta(checkpoint)["files"].items():
         path = checkpoint / name
         try:
             status = path.lstat()
@@ -115,9 +151,7 @@ def check_whole(checkpoint: Path) -> None:
             what = "a link" if path.is_symlink() else f"{status.st_size} bytes"
             raise DamagedDataError(f"{path}: damaged; want a file of {entry['bytes']} bytes, found {what}")
         found.append((name, entry["sha256"], status.st_mtime_ns))
-    damaged = _damaged_files(checkpoint, tuple(found))
-    if damaged:
-        raise DamagedDataError(f"{checkpoint / damaged[0]}: damaged; its checksum is not the one in {META}")
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -1,11 +1,11 @@
 """One model under one strategy: what the loop asks of it."""
 
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from tokendrop.models.batch import Batch
+from tokendrop.train.reader import CheckpointReader
 
 
 class Engine(Protocol):
@@ -42,6 +42,6 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint of any strategy and world size; before the first step."""
+    def load(self, reader: CheckpointReader) -> None:
+        """Go on from a checkpoint of any strategy and world size; before the first step, and on all workers."""
         ...

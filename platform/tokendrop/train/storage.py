@@ -4,15 +4,18 @@ torch's own index is a pickle, and so are values that are no tensors: who reads 
 index is JSON, and tensors alone are saved, which torch reads with `weights_only`.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, SavePlan, SavePlanner
+from torch.distributed.checkpoint import FileSystemWriter, SavePlan, SavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -25,20 +28,21 @@ from torch.futures import Future
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.train.committed import read_meta, write_meta
+from tokendrop.train.committed import check_whole, read_meta, write_meta
 from tokendrop.train.sealed import file_sha256, write_synced
 
 INDEX = "index.json"
+_CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a part of a tensor lies; the names are those that torch's reader asks for."""
+    """Where a part of a tensor lies, and the CRC-32 of its bytes; None where an older tokendrop wrote none."""
 
-    relative_path: str
+    file: str
     offset: int
     length: int
-    transform_descriptors: None = None
+    crc32: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,8 @@ class Written:
 
     name: str
     sha256: str
+    crc32s: Mapping[int, int]
+    """Of each part, by its offset."""
 
 
 class CheckpointWriter(StorageWriter):
@@ -78,9 +84,11 @@ class CheckpointWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
         """What torch says of each tensor that this rank has written, then a `Written` for each of its files."""
         results = self._files.write_data(plan, planner).wait()
-        names = sorted({result.storage_data.relative_path for result in results})
+        ends: dict[str, dict[int, int]] = {}
+        for place in (result.storage_data for result in results):
+            ends.setdefault(place.relative_path, {})[place.offset] = place.offset + place.length
         done: Future[Any] = Future()
-        done.set_result([*results, *(Written(name=name, sha256=file_sha256(self.folder / name)) for name in names)])
+        done.set_result([*results, *(_written(self.folder / name, ends[name]) for name in sorted(ends))])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
@@ -88,57 +96,134 @@ class CheckpointWriter(StorageWriter):
         everything = [one for of_rank in results for one in of_rank]
         index = self.folder / INDEX
         results_of_torch = [one for one in everything if isinstance(one, WriteResult)]
-        write_synced(index, json.dumps(_index(metadata, results_of_torch)))
-        files = {one.name: one.sha256 for one in everything if isinstance(one, Written)}
-        write_meta(self.folder, self.meta, {**files, INDEX: file_sha256(index)})
+        files = {one.name: one for one in everything if isinstance(one, Written)}
+        write_synced(index, json.dumps(_index(metadata, results_of_torch, files)))
+        write_meta(
+            self.folder,
+            self.meta,
+            {**{name: file.sha256 for name, file in files.items()}, INDEX: file_sha256(index)},
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return FileSystemWriter.validate_checkpoint_id(checkpoint_id)
 
 
-class CheckpointReader(FileSystemReader):
-    """torch's reader of files, with the index of `CheckpointWriter`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointIndex:
+    """What a checkpoint says of itself, and where its tensors lie."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        """
-        Raises:
-            UserError: the index does not describe tensors in the checkpoint's own files.
-            DamagedDataError: it can't be read.
-        """
-        super().__init__(checkpoint)
-        files = read_meta(checkpoint)["files"]
-        if INDEX not in files:
-            raise UserError(f"{checkpoint}: want a checkpoint with {INDEX}; found {', '.join(files) or 'no files'}")
-        try:
-            self.metadata = _metadata(json.loads((checkpoint / INDEX).read_text(encoding="utf-8")), files)
-        except OSError as error:
-            raise DamagedDataError(f"{checkpoint / INDEX}: can't be read ({error.strerror})") from None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:120]
-            raise UserError(
-                f"{checkpoint / INDEX}: want an index of tensors in the files of {checkpoint.name} ({reason})"
-            ) from None
+    meta: dict[str, Any]
+    metadata: Metadata = field(repr=False)
 
-    def read_metadata(self) -> Metadata:  # without a rank: there is one index for all
-        return self.metadata
+
+def read_index(checkpoint: Path) -> CheckpointIndex:
+    """Read a checkpoint's meta.json and index.json, each compared with its checksum.
+
+    The parts of tensors are compared with theirs when they are read. An older index has none: then all files are read
+    here.
+
+    Raises:
+        UserError: the index does not describe tensors in the checkpoint's own files.
+        DamagedDataError: one of the two is damaged, or a file of the older checkpoint.
+    """
+    meta = read_meta(checkpoint)
+    files = meta["files"]
+    if INDEX not in files:
+        raise UserError(f"{checkpoint}: want a checkpoint with {INDEX}; found {', '.join(files) or 'no files'}")
+    try:
+        content = (checkpoint / INDEX).read_bytes()
+        if hashlib.sha256(content).hexdigest() != files[INDEX]["sha256"]:
+            raise DamagedDataError(f"{checkpoint / INDEX}: damaged; its checksum is not the one in meta.json")
+        metadata = _metadata(json.loads(content.decode()), files)
+    except OSError as error:
+        raise DamagedDataError(f"{checkpoint / INDEX}: can't be read ({error.strerror})") from None
+    except DamagedDataError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(
+            f"{checkpoint / INDEX}: want an index of tensors in the files of {checkpoint.name} ({reason})"
+        ) from None
+    if any(place.crc32 is None for place in metadata.storage_data.values()):
+        check_whole(checkpoint)
+    return CheckpointIndex(meta=meta, metadata=metadata)
+
+
+def read_part(checkpoint: Path, place: Place) -> bytes:
+    """The bytes of a part of a tensor.
+
+    Raises:
+        DamagedDataError: they are not those that were written.
+        OSError: they can't be read just now.
+    """
+    path = checkpoint / place.file
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        content = file.read(place.length)
+    if len(content) != place.length or (place.crc32 is not None and zlib.crc32(content) != place.crc32):
+        at = f"bytes {place.offset} to {place.offset + place.length}"
+        raise DamagedDataError(f"{path}: damaged; the checksum of its {at} is not the one in {INDEX}")
+    return content
 
 
 def check_safe(checkpoint: Path) -> None:
     """Raises UserError where a part of a checkpoint is more than a tensor: reading it could run code."""
-    reader = CheckpointReader(checkpoint)
-    for place in reader.metadata.storage_data.values():
-        path = checkpoint / place.relative_path
+    for place in read_index(checkpoint).metadata.storage_data.values():
+        path = checkpoint / place.file
         try:
             with path.open("rb") as file:
-                names = get_unsafe_globals_in_checkpoint(reader._slice_file(file, place))  # pyright: ignore
+                names = get_unsafe_globals_in_checkpoint(BufferedReader(_PartOfFile(file, place)))
         except Exception as error:  # whatever a pickle that was made up brings torch to raise
             raise UserError(f"{path}: this part of a checkpoint is no tensor ({error})") from None
         if names:
             raise UserError(f"{path}: this part of a checkpoint is no tensor, reading it would run {names[0]}")
 
 
-def _index(metadata: Metadata, results: list[WriteResult]) -> dict[str, Any]:
+class _PartOfFile(RawIOBase):
+    """A part as a file of its own, of which no more is read than is asked for."""
+
+    def __init__(self, file: BinaryIO, place: Place) -> None:
+        self.file, self.place, self.at = file, place, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        self.at = offset + {SEEK_SET: 0, SEEK_CUR: self.at, SEEK_END: self.place.length}[whence]
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        self.file.seek(self.place.offset + self.at)
+        content = self.file.read(max(0, min(len(buffer), self.place.length - self.at)))
+        buffer[: len(content)] = content
+        self.at += len(content)
+        return len(content)
+
+
+def _written(path: Path, ends: Mapping[int, int]) -> Written:
+    """Checksums of a file and its parts, whose ends are given by their offsets; one part begins where another ends."""
+    whole, crc32s = hashlib.sha256(), dict[int, int]()
+    with path.open("rb") as file:
+        for start in sorted(ends):
+            crc32s[start] = 0
+            for chunk in _chunks(file, ends[start] - start):
+                whole.update(chunk)
+                crc32s[start] = zlib.crc32(chunk, crc32s[start])
+        assert not file.read(1), f"{path}: has bytes that are no part of a tensor"
+    return Written(name=path.name, sha256=whole.hexdigest(), crc32s=crc32s)
+
+
+def _chunks(file: Any, size: int) -> Iterator[bytes]:
+    while size > 0 and (chunk := file.read(min(size, _CHUNK_BYTES))):
+        yield chunk
+        size -= len(chunk)
+
+
+def _index(metadata: Metadata, results: Sequence[WriteResult], files: Mapping[str, Written]) -> dict[str, Any]:
     """Tensor by name: its dtype and shape, and where its parts lie."""
     tensors: dict[str, Any] = {}
     for name, tensor in metadata.state_dict_metadata.items():
@@ -150,7 +235,8 @@ def _index(metadata: Metadata, results: list[WriteResult]) -> dict[str, Any]:
     for result in results:
         tensor, place = tensors[result.index.fqn], result.storage_data
         offsets = tuple(result.index.offset or ())
-        at = {"file": place.relative_path, "offset": place.offset, "length": place.length}
+        crc32 = files[place.relative_path].crc32s[place.offset]
+        at = {"file": place.relative_path, "offset": place.offset, "length": place.length, "crc32": crc32}
         tensor["parts"].append({"at": list(offsets), "shape": tensor["shapes"][offsets], **at})
     for tensor in tensors.values():
         del tensor["shapes"]
@@ -170,9 +256,12 @@ def _metadata(tensors: Any, files: Mapping[str, Any]) -> Metadata:
             if part["file"] not in files:
                 raise ValueError(f"{part['file']!r} is not one of them")
             chunk = ChunkStorageMetadata(torch.Size(part["at"]), torch.Size(part["shape"]))
-            place = Place(relative_path=part["file"], offset=int(part["offset"]), length=int(part["length"]))
+            offset, length = int(part["offset"]), int(part["length"])
+            place = Place(file=part["file"], offset=offset, length=length, crc32=part.get("crc32"))
             if min(place.offset, place.length, *chunk.offsets, *chunk.sizes) < 0:
                 raise ValueError(f"a part of {name} has a size below 0")
+            if offset + length > files[place.file]["bytes"]:
+                raise ValueError(f"a part of {name} ends behind its file")
             chunks.append(chunk)
             places[MetadataIndex(name, chunk.offsets)] = place
         size = torch.Size(tensor["shape"])

@@ -1,6 +1,5 @@
 """What the strategies have in common; with one worker, all of it."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from tokendrop.models.batch import Batch
 from tokendrop.train.checkpoint import load_into
 from tokendrop.train.device import autocast
-from tokendrop.train.storage import CheckpointReader
+from tokendrop.train.reader import CheckpointReader
 
 
 class TorchEngine:
@@ -60,10 +59,10 @@ class TorchEngine:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": {"state": optimizer["state"]}}
 
-    def load(self, checkpoint: Path) -> None:
+    def load(self, reader: CheckpointReader) -> None:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": {"state": optimizer["state"]}}
-        load_into(state, CheckpointReader(checkpoint))
+        load_into(state, reader)
         set_state_dict(
             self.model,
             self.optimizer,

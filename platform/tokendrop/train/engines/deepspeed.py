@@ -5,13 +5,10 @@ of DeepSpeed's that are not public.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
-from warnings import catch_warnings, filterwarnings, simplefilter
+from warnings import filterwarnings
 
 import torch
 import torch.distributed as dist
@@ -21,9 +18,9 @@ from torch import Tensor, nn
 from tokendrop.errors import UserError
 from tokendrop.method.attach import repeated_layers
 from tokendrop.models.batch import Batch
-from tokendrop.train.checkpoint import load_into, load_weights
+from tokendrop.train.checkpoint import load_into, read_weights
 from tokendrop.train.engines.base import TorchEngine
-from tokendrop.train.storage import CheckpointReader
+from tokendrop.train.reader import CheckpointReader
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -41,7 +38,8 @@ class DeepSpeedEngine(TorchEngine):
 
     Checkpoints are what the other engines write. Saving gathers one parameter at a time with its two moments, and
     leaves it to one worker; each holds 12 bytes x parameters / workers of host memory until they are written. Loading
-    reads the weights whole, before ZeRO shares them out, then the moments one parameter at a time.
+    gives each worker the weights whole, before ZeRO shares them out, then the moments one parameter at a time; storage
+    is read once, by all workers together.
     """
 
     whole_below = 100_000
@@ -117,27 +115,24 @@ class DeepSpeedEngine(TorchEngine):
                 moments[name] = {"step": step, **{key: value.cpu() for key, value in full.items()}}
         return {"model": weights, "optimizer": {"state": moments}}
 
-    def load(self, checkpoint: Path) -> None:
+    def load(self, reader: CheckpointReader) -> None:
         assert "zero" not in vars(self), "load before the first step"
-        with _without_warnings():
-            load_weights(self.model, checkpoint)
-        reader = CheckpointReader(checkpoint)
-        step = self._saved(reader, next(iter(self.parameters)))["step"]
+        read_weights(self.model, reader)
+        step = torch.zeros(())
+        self._read(reader, next(iter(self.parameters)), {"step": step})
         for flat in self._partitions():
             zeros = {key: torch.zeros_like(flat) for key in _MOMENTS}
             self.optimizer.state[flat] = {"step": step.to(flat.device, copy=True), **zeros}
         self._link_moments()
         for name, parameter in self.parameters.items():
-            saved = self._saved(reader, name)
+            saved = {key: torch.empty(self.shapes[name]) for key in _MOMENTS}
+            self._read(reader, name, saved)
             for key in _MOMENTS:
                 self._set_moment(parameter, key, saved[key].to(self.device))
 
-    def _saved(self, reader: CheckpointReader, name: str) -> dict[str, Tensor]:
-        """A parameter's optimizer state from a checkpoint."""
-        state = {"step": torch.zeros(()), **{key: torch.empty(self.shapes[name]) for key in _MOMENTS}}
-        with _without_warnings():
-            load_into({"optimizer": {"state": {name: state}}}, reader, alone=True)
-        return state
+    def _read(self, reader: CheckpointReader, name: str, state: dict[str, Tensor]) -> None:
+        """Fill in some of a parameter's optimizer state."""
+        load_into({"optimizer": {"state": {name: state}}}, reader)
 
     def _set_moment(self, parameter: nn.Parameter, key: str, value: Tensor) -> None:
         utils = _deepspeed().utils
@@ -177,11 +172,3 @@ class _Autocast(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self.run(self.model, batch)
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Without torch's remark that a worker reads a checkpoint by itself."""
-    with catch_warnings():
-        simplefilter("ignore", UserWarning)
-        yield
