@@ -53,6 +53,6 @@ def test_a_fixed_size_costs_what_itself_does_and_without_a_profile_nothing_is_sa
 def test_people_read_both_bills(capsys) -> None:
     main(["plan", str(JOB), *ELASTIC])
     out = capsys.readouterr().out
-    assert "expected       116.0 h, 6,052.30 GPU-hours, $7,867.98   by a100-40g-8 (derived)" in out
+    assert "expected       116.0 h, 6,052.30 GPU-hours, $7,867.99   by a100-40g-8 (derived)" in out
     assert "fixed size     96.7 h, 6,190.12 GPU-hours, $8,047.16   on 64 workers" in out
     assert "workers        16, 32 from step 1,669, 64 from step 108,481" in out

@@ -81,8 +81,8 @@ def test_any_number_is_planned_with_or_refused(tmp_path: Path, job: Path, kind: 
 
 TOO_MUCH = {
     "scaling.peer_timeout_s=1e18": "scaling: want peer_timeout_s from 1 to 1,000,000, got 1e+18",
-    "scaling.lead_s=1e18": "scaling: want lead_s and patience_s from 0 to 1,000,000, got 1e+18 and 60",
-    "scaling.patience_s=1e18": "scaling: want lead_s and patience_s from 0 to 1,000,000, got 180 and 1e+18",
+    "scaling.lead_s=1e18": "scaling: want lead_s from 0 to 1,000,000, got 1e+18",
+    "scaling.patience_s=1e18": "scaling: want patience_s from 0 to 1,000,000, got 1e+18",
     "scaling.cpus_per_worker=1e9": "scaling: want cpus_per_worker of at most 10,000, got 1,000,000,000",
     "scaling.gpus_per_worker=2": "scaling: want gpus_per_worker of 0 to 1, for a worker trains on one GPU; got 2",
     "scaling.max_restarts=1e18": "scaling: want max_restarts of at most 1,000,000, got 1,000,000,000,000,000,000",

@@ -14,6 +14,7 @@ from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point, interpolate
 from tokendrop.schedule.scaling import estimate
+from tokendrop.schedule.traffic import traffic
 
 PAPER = Path(__file__).parents[2] / "jobs" / "paper"
 SHIPPED = {"a100-40g-8": "arXiv:2211.11586", "h200-8": "modded-nanogpt README"}  # and what each must cite
@@ -24,6 +25,10 @@ SECONDS = {(p.kept_length, p.micro_batch): p.seconds for p in MEASURED.speeds[0]
 def step_s(profile: DeviceProfile, kept: int = 64, *, micro: int = 1, workers: int = 1, each: int = 1) -> float:
     batch = BatchSplit(global_batch=micro * workers * each, micro_batch=micro, world_size=workers)
     return profile.step_s(SHAPE, dropped_layers=4, kept=kept, batch=batch)
+
+
+def all_reduce_s(profile: DeviceProfile, workers: int) -> float:
+    return profile.exchange_s(traffic(SHAPE, "ddp").of_step(1), workers)
 
 
 @pytest.mark.parametrize(("kept", "micro"), SECONDS)
@@ -41,12 +46,12 @@ def test_a_step_is_its_micro_batches_then_the_exchange_then_the_update(batch: Ba
     profile = replace(MEASURED, update_s_per_parameter=1e-9)
     micro_s = step_s(MEASURED, kept, micro=batch.micro_batch)
     whole_s = batch.accumulation * micro_s + SHAPE.parameters * 1e-9
-    whole_s += profile.all_reduce_s(SHAPE.parameters, batch.world_size)
+    whole_s += all_reduce_s(profile, batch.world_size)
     assert profile.step_s(SHAPE, dropped_layers=4, kept=kept, batch=batch) == pytest.approx(whole_s)
 
 
 def test_an_exchange_hides_behind_the_backward_pass_as_far_as_it_overlaps() -> None:
-    exchange_s = MEASURED.all_reduce_s(SHAPE.parameters, 8)
+    exchange_s = all_reduce_s(MEASURED, 8)
     assert 0 < exchange_s < 2 / 3 * 0.5
     assert step_s(MEASURED, workers=8) == pytest.approx(0.5 + exchange_s)
     assert step_s(replace(MEASURED, overlap=1.0), workers=8) == pytest.approx(0.5)
@@ -54,9 +59,9 @@ def test_an_exchange_hides_behind_the_backward_pass_as_far_as_it_overlaps() -> N
 
 def test_one_worker_exchanges_nothing_and_a_second_node_costs_its_link() -> None:
     size = SHAPE.parameters * 4
-    assert MEASURED.all_reduce_s(SHAPE.parameters, 1) == 0
-    assert MEASURED.all_reduce_s(SHAPE.parameters, 2) == pytest.approx(size / 1e9 + 2e-5)
-    four, five = (MEASURED.all_reduce_s(SHAPE.parameters, workers) for workers in (4, 5))
+    assert all_reduce_s(MEASURED, 1) == 0
+    assert all_reduce_s(MEASURED, 2) == pytest.approx(size / 1e9 + 2e-5)
+    four, five = (all_reduce_s(MEASURED, workers) for workers in (4, 5))
     assert five - four == pytest.approx(size / 1e8 + 2e-4)
 
 

@@ -183,10 +183,11 @@ def test_gpu_hours_are_workers_by_time_and_a_pause_is_paid_on_the_larger_side(
     wish = halfway(plan, profile, wish)
     elastic, taken = chosen(plan, profile, wish)
     running = [fixed(part, profile, part.at(0).workers) for part in alone(elastic)]
-    pause = profile.pause_s(plan.shape)
-    waiting = sum(max(before, after) for _, before, after in elastic.resizes)
-    assert taken.wall_clock_s == pytest.approx(sum(r.wall_clock_s for r in running) + pause * len(elastic.resizes))
-    assert taken.gpu_hours == pytest.approx(sum(r.gpu_hours for r in running) + pause * waiting / 3600)
+    changes = [(before, after) for _, before, after in elastic.resizes]
+    pauses = [profile.pause_s(plan.shape, before=before, after=after) for before, after in changes]
+    waiting = sum(max(change) * pause for change, pause in zip(changes, pauses, strict=True))
+    assert taken.wall_clock_s == pytest.approx(sum(r.wall_clock_s for r in running) + sum(pauses))
+    assert taken.gpu_hours == pytest.approx(sum(r.gpu_hours for r in running) + waiting / 3600)
     assert taken.cost == pytest.approx(2 * taken.gpu_hours)
 
 

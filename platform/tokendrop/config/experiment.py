@@ -114,6 +114,7 @@ class ExperimentConfig:
                 peak_lr=train.peak_lr,
                 final_lr=train.final_lr,
                 decay=train.decay,
+                sharing=train.sharing,
             )
 
 

@@ -6,10 +6,11 @@ from typing import Literal
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.plan import RunPlan
-from tokendrop.schedule.scaling import Wish, choose_sizes, with_workers
+from tokendrop.schedule.scaling import Wish, choose_sizes, stretches_s, with_workers
 
 _MOST_WORKERS = 100_000
 _MOST_S = 1_000_000  # eleven days; clocks of the libraries below count nanoseconds in 64 bits
+_LEAD_S, _LEAD_SHARE, _MOST_LEAD_S = 30.0, 0.1, 180.0
 _MOST_CORES = 10_000  # of one worker
 _MOST_RESTARTS = 1_000_000
 
@@ -42,8 +43,9 @@ class ScalingConfig:
     min_workers: int = 1
     max_workers: int | None = None
     """`workers` when left out."""
-    lead_s: float = 180.0
-    """With `mode: schedule`, the nodes of the next workers are asked for so long before these are due."""
+    lead_s: float | None = None
+    """With `mode: schedule`, the nodes of the next workers are asked for so long before these are due; null for as long
+    as `lead` finds that they take to come."""
     patience_s: float = 60.0
     """With `mode: schedule`, how long to wait for all nodes that the plan wants before taking what there is."""
     minimise: Literal["cost", "time"] = "cost"
@@ -81,10 +83,9 @@ class ScalingConfig:
         ):
             if value > most:
                 raise ValueError(f"want {key} of at most {most:,}, got {value:,}")
-        if not (0 <= self.lead_s <= _MOST_S and 0 <= self.patience_s <= _MOST_S):
-            raise ValueError(
-                f"want lead_s and patience_s from 0 to {_MOST_S:,}, got {self.lead_s:g} and {self.patience_s:g}"
-            )
+        for key, value in (("lead_s", self.lead_s or 0), ("patience_s", self.patience_s)):
+            if not 0 <= value <= _MOST_S:
+                raise ValueError(f"want {key} from 0 to {_MOST_S:,}, got {value:g}")
         self._check_elastic()
 
     def _check_elastic(self) -> None:
@@ -121,6 +122,20 @@ class ScalingConfig:
         if self.segments:
             return max(segment.workers for segment in self.segments)
         return self.workers if self.max_workers is None else self.max_workers
+
+    def lead(self, plan: RunPlan) -> float:
+        """Seconds before workers are due at which their nodes are asked for: `lead_s`, or what nodes take to come.
+
+        That is the profile's `node_start_s`. Where it has none, it is a tenth of the shortest stretch of the run
+        between two changes of workers, so that nodes never come long before their work; without a profile, 30 s.
+        """
+        if self.lead_s is not None:
+            return self.lead_s
+        if self.profile is None:
+            return _LEAD_S
+        if self.profile.node_start_s is not None:
+            return self.profile.node_start_s
+        return min(_MOST_LEAD_S, _LEAD_SHARE * min(stretches_s(plan, self.profile)))
 
     def apply(self, plan: RunPlan) -> RunPlan:
         """The plan with the workers of each step, as this configuration wants them.

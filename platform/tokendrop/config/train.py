@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokendrop.schedule.duration import Duration
+from tokendrop.schedule.traffic import Sharing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,12 @@ class TrainConfig:
     """How workers hold the model: all of it each, or shares. A run that goes on may do so under another strategy."""
     zero_stage: Literal[1, 2, 3] | None = None
     """Of `strategy: deepspeed`: share out the optimizer state (1, the default), gradients too (2), weights too (3)."""
+
+    @property
+    def sharing(self) -> Sharing:
+        """How workers share the model out."""
+        stages: dict[int, Sharing] = {1: "zero_1", 2: "zero_2", 3: "zero_3"}
+        return stages[self.zero_stage or 1] if self.strategy == "deepspeed" else self.strategy
 
     def __post_init__(self) -> None:
         if self.length.unit == "%" or self.length.amount <= 0:

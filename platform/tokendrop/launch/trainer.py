@@ -129,7 +129,7 @@ def _trainer(task: WorkerTask, step: int, *, max_restarts: int) -> TorchTrainer:
     from tokendrop.elastic.policy import ScheduledTrainer
 
     sizes = tuple(legal_sizes(task.config))
-    decider = ScalingDecider(plan=plan, sizes=sizes, lead_s=scaling.lead_s, patience_s=scaling.patience_s)
+    decider = ScalingDecider(plan=plan, sizes=sizes, lead_s=scaling.lead(plan), patience_s=scaling.patience_s)
     _tell_start(scaling, workers)
     settings = _settings(task, (sizes[0], scaling.most_workers), max_restarts)
     return ScheduledTrainer(decider=decider, run=task.run, fast_resize=scaling.fast_resize, **settings)

@@ -17,8 +17,12 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Weights of the matrices and embeddings, the head tied; norms and biases, a thousandth, are left out."""
-        layer = 4 * self.width**2 + 2 * self.width * self.mlp_width
-        return self.layers * layer + (self.vocab_size + self.sequence_length) * self.width
+        return self.layer_parameters + (self.vocab_size + self.sequence_length) * self.width
+
+    @property
+    def layer_parameters(self) -> int:
+        """Those of the layers alone."""
+        return self.layers * (4 * self.width**2 + 2 * self.width * self.mlp_width)
 
     def layer_tokens(self, *, kept: int, dropped_layers: int) -> int:
         """Layer tokens of one sequence; a layer token is one token passing through one layer.

@@ -8,8 +8,8 @@ from typing import Literal
 
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
+from tokendrop.schedule.traffic import Passes, Sharing, traffic
 
-_GRADIENT_BYTES = 4  # of one parameter; gradients are float32
 _STATE_BYTES = 12  # of one parameter in a checkpoint: the weight and AdamW's two moments, float32
 _BACKWARD = 2 / 3  # share of a micro batch's time, as of its FLOPs
 
@@ -79,16 +79,23 @@ class Link:
 
     bytes_per_s: float
     """One way. Within a node: of each device. Between nodes: of a node, whose devices share it."""
+    gather_bytes_per_s: float | None = None
+    """The same of all-gathers and reduce-scatters; as of all-reduces where left out."""
     latency_s: float
     """Of one message."""
 
     def __post_init__(self) -> None:
-        if self.bytes_per_s < 1 or self.latency_s < 0:
-            raise ValueError("want bytes_per_s of at least 1 and latency_s of at least 0")
+        if min(self.bytes_per_s, self._gather_bytes_per_s) < 1 or self.latency_s < 0:
+            raise ValueError("want bytes_per_s and gather_bytes_per_s of at least 1 and latency_s of at least 0")
 
-    def all_reduce_s(self, size: float, members: int) -> float:
-        """A ring's time to sum `size` bytes over `members`: each sends 2 (n - 1) / n of them in 2 (n - 1) messages."""
-        return 2 * (members - 1) * (size / members / self.bytes_per_s + self.latency_s)
+    @property
+    def _gather_bytes_per_s(self) -> float:
+        return self.bytes_per_s if self.gather_bytes_per_s is None else self.gather_bytes_per_s
+
+    def ring_s(self, passes: Passes, members: int) -> float:
+        """A ring's time for rounds over `members`: each sends (n - 1) / n of the bytes, n - 1 messages a round."""
+        sent_s = passes.summed / self.bytes_per_s + passes.gathered / self._gather_bytes_per_s
+        return (members - 1) * (sent_s / members + passes.messages * self.latency_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,23 +116,30 @@ class DeviceProfile:
     update_s_per_parameter: float = 0.0
     """Of gradient clipping and AdamW."""
     checkpoint_bytes_per_s: float
-    """To and from the storage that all workers share."""
+    """Of a checkpoint, to the storage that all workers share, checksums included."""
+    restore_bytes_per_s: float | None = None
+    """From there; where left out, as fast as to there."""
     resize_s: float
-    """Pause of a change of workers, its checkpoint left out: processes start, connect and load."""
+    """Pause of a change of workers, its checkpoint left out: processes start, connect and build the model."""
+    node_start_s: float | None = None
+    """Until a node that is asked for has joined the cluster; None where it is not known."""
     usd_per_gpu_hour: float | None = None
 
     def __post_init__(self) -> None:
         if not self.speeds:
             raise ValueError("speeds: want at least one model")
-        if self.devices_per_node < 1 or self.checkpoint_bytes_per_s < 1:
-            raise ValueError("want devices_per_node and checkpoint_bytes_per_s of at least 1")
-        if (
-            min(self.update_s_per_parameter, self.resize_s, self.usd_per_gpu_hour or 0) < 0
-            or not 0 <= self.overlap <= 1
-        ):
+        if self.devices_per_node < 1 or min(self.checkpoint_bytes_per_s, self._restore_bytes_per_s) < 1:
+            raise ValueError("want devices_per_node, checkpoint_bytes_per_s and restore_bytes_per_s of at least 1")
+        amounts = (self.update_s_per_parameter, self.resize_s, self.node_start_s or 0, self.usd_per_gpu_hour or 0)
+        if min(amounts) < 0 or not 0 <= self.overlap <= 1:
             raise ValueError(
-                "want update_s_per_parameter, resize_s and usd_per_gpu_hour of at least 0, and overlap in 0..1"
+                "want update_s_per_parameter, resize_s, node_start_s and usd_per_gpu_hour of at least 0, and overlap"
+                " in 0..1"
             )
+
+    @property
+    def _restore_bytes_per_s(self) -> float:
+        return self.checkpoint_bytes_per_s if self.restore_bytes_per_s is None else self.restore_bytes_per_s
 
     def flops_per_s(self, shape: ModelShape, *, dropped_layers: int, kept: int, micro_batch: int) -> float:
         """FLOP/s that one device achieves on a model: those of known models at the same share of their FLOPs."""
@@ -143,24 +157,47 @@ class DeviceProfile:
             ],
         )
 
-    def step_s(self, shape: ModelShape, *, dropped_layers: int, kept: int, batch: BatchSplit) -> float:
-        """Seconds of one optimizer step: accumulation x micro batch + what is left of the all-reduce + AdamW."""
+    def step_s(
+        self, shape: ModelShape, *, dropped_layers: int, kept: int, batch: BatchSplit, sharing: Sharing = "ddp"
+    ) -> float:
+        """Seconds of one optimizer step: micro batches, what they wait for of the traffic between workers, AdamW."""
         flops = batch.micro_batch * shape.flops(kept=kept, dropped_layers=dropped_layers)
         speed = self.flops_per_s(shape, dropped_layers=dropped_layers, kept=kept, micro_batch=batch.micro_batch)
         micro_s = flops / speed
-        hidden_s = self.overlap * _BACKWARD * micro_s
-        waited_s = max(0.0, self.all_reduce_s(shape.parameters, batch.world_size) - hidden_s)
-        return batch.accumulation * micro_s + waited_s + shape.parameters * self.update_s_per_parameter
+        forward_s, backward_s = (1 - _BACKWARD) * micro_s, _BACKWARD * micro_s
+        sent, workers = traffic(shape, sharing), batch.world_size
+        each_s = self._waited_s(sent.forward, workers, forward_s) + self._waited_s(sent.backward, workers, backward_s)
+        last = sent.backward + sent.last_backward
+        last_s = self._waited_s(last, workers, backward_s) - self._waited_s(sent.backward, workers, backward_s)
+        update_s = shape.parameters * self.update_s_per_parameter + self.exchange_s(sent.update, workers)
+        return batch.accumulation * (micro_s + each_s) + last_s + update_s
 
-    def all_reduce_s(self, parameters: int, world_size: int) -> float:
-        """Seconds to sum the gradients: rings within nodes, then between nodes, each node filled before the next."""
+    def _waited_s(self, passes: Passes, world_size: int, compute_s: float) -> float:
+        """What is left of an exchange after the share of a computation that hides it."""
+        return max(0.0, self.exchange_s(passes, world_size) - self.overlap * compute_s)
+
+    def exchange_s(self, passes: Passes, world_size: int) -> float:
+        """Seconds of rounds over all workers: rings within nodes, then between them, each node filled first."""
         inside, nodes = min(world_size, self.devices_per_node), ceil(world_size / self.devices_per_node)
-        size = parameters * _GRADIENT_BYTES
-        return self.within_node.all_reduce_s(size, inside) + self.between_nodes.all_reduce_s(size, nodes)
+        return self.within_node.ring_s(passes, inside) + self.between_nodes.ring_s(passes, nodes)
 
-    def pause_s(self, shape: ModelShape) -> float:
-        """Seconds of one change of workers: a checkpoint written, the new workers, the checkpoint read."""
-        return self.resize_s + 2 * shape.parameters * _STATE_BYTES / self.checkpoint_bytes_per_s
+    def pause_s(self, shape: ModelShape, *, before: int, after: int, sharing: Sharing = "ddp") -> float:
+        """Seconds of one change of workers: a checkpoint written, the new workers, the checkpoint restored.
+
+        The storage is shared: it takes and gives each byte once, however many workers there are. What one worker reads
+        goes on to all that hold it: under DDP everything to everybody, else to each its share.
+        """
+        size = shape.parameters * _STATE_BYTES
+        holds = Passes(gathered=size, messages=1)
+        handed_s = self.exchange_s(holds, after) if sharing == "ddp" else self._handed_s(size, before, after)
+        return self.resize_s + size / self.checkpoint_bytes_per_s + size / self._restore_bytes_per_s + handed_s
+
+    def _handed_s(self, size: int, before: int, after: int) -> float:
+        """Shares cut anew; as many workers as before have theirs in files of their own, with nothing to hand on."""
+        if before == after or after == 1:
+            return 0.0
+        link = self.within_node if after <= self.devices_per_node else self.between_nodes
+        return link.ring_s(Passes(gathered=size // after, messages=1), 2)
 
 
 def interpolate(x: float, points: Sequence[tuple[float, float]]) -> float:

@@ -10,6 +10,7 @@ from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.kept_length import KeptLengthSchedule
 from tokendrop.schedule.learning_rate import LearningRate
+from tokendrop.schedule.traffic import Sharing
 
 Clock = Literal["step", "layer_token"]
 _MOST_SEGMENTS = 50_000  # some seconds to lay out
@@ -41,6 +42,8 @@ class RunPlan:
     """At the fixed number of workers; a segment's own is in its `workers`."""
     lr_clock: Clock
     learning_rate: LearningRate
+    sharing: Sharing = "ddp"
+    """How workers share the model out, which decides what they send each other."""
 
     @property
     def steps(self) -> int:
@@ -138,6 +141,7 @@ def build_plan(
     peak_lr: float,
     final_lr: float,
     decay: Literal["linear", "cosine", "constant"],
+    sharing: Sharing = "ddp",
 ) -> RunPlan:
     """Lay out a run.
 
@@ -164,6 +168,7 @@ def build_plan(
         batch=batch,
         lr_clock=lr_clock,
         learning_rate=rate,
+        sharing=sharing,
     )
 
 

@@ -74,8 +74,7 @@ def estimate(plan: RunPlan, profile: DeviceProfile) -> Estimate:
     While workers change, the larger number of them waits and is paid for.
     """
     steps = [(s.workers, (s.stop - s.start) * step_s(plan, profile, s, s.workers)) for s in plan.segments]
-    pause_s = profile.pause_s(plan.shape)
-    steps += [(max(before, after), pause_s) for _, before, after in plan.resizes]
+    steps += [(max(before, after), pause_s(plan, profile, before, after)) for _, before, after in plan.resizes]
     gpu_hours = sum(workers * seconds for workers, seconds in steps) / _HOUR_S
     price = profile.usd_per_gpu_hour
     return Estimate(
@@ -85,10 +84,28 @@ def estimate(plan: RunPlan, profile: DeviceProfile) -> Estimate:
     )
 
 
+def stretches_s(plan: RunPlan, profile: DeviceProfile) -> list[float]:
+    """Seconds of the steps between two changes of workers, each in turn."""
+    seconds = [0.0]
+    for before, segment in zip((None, *plan.segments), plan.segments, strict=False):
+        if before is not None and before.workers != segment.workers:
+            seconds.append(0.0)
+        seconds[-1] += (segment.stop - segment.start) * step_s(plan, profile, segment, segment.workers)
+    return seconds
+
+
 def step_s(plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int) -> float:
     """Seconds of one step of a segment on so many workers."""
     batch = replace(plan.batch, world_size=workers)
-    return profile.step_s(plan.shape, dropped_layers=len(plan.dropped_layers), kept=segment.kept_length, batch=batch)
+    dropped = len(plan.dropped_layers)
+    return profile.step_s(
+        plan.shape, dropped_layers=dropped, kept=segment.kept_length, batch=batch, sharing=plan.sharing
+    )
+
+
+def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> float:
+    """Seconds of one change of workers; 0 where they stay as many."""
+    return profile.pause_s(plan.shape, before=before, after=after, sharing=plan.sharing) if before != after else 0.0
 
 
 @lru_cache(maxsize=64)
@@ -108,8 +125,8 @@ def choose_sizes(plan: RunPlan, profile: DeviceProfile, wish: Wish) -> Sizes:
             " want min_workers and max_workers closer together, or a larger drop.schedule.increment"
         )
     stages = [[_pair(wish, h, h * w) for w in options for h in [_hours(plan, profile, part, w)]] for part in parts]
-    pause = profile.pause_s(plan.shape) / _HOUR_S
-    turns = [[_pair(wish, pause, pause * max(v, w)) if v != w else (0.0, 0.0) for w in options] for v in options]
+    pauses = {(v, w): pause_s(plan, profile, v, w) / _HOUR_S for v in options for w in options}
+    turns = [[_pair(wish, pauses[v, w], pauses[v, w] * max(v, w)) for w in options] for v in options]
     route = best_route(stages, turns, wish.limit)
     if route is None:
         raise ValueError(_too_little(wish, _least(stages, turns)))

@@ -1,0 +1,78 @@
+"""What workers send each other in an optimizer step, by how they share the model out."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokendrop.schedule.costs import ModelShape
+
+Sharing = Literal["ddp", "fsdp", "zero_1", "zero_2", "zero_3"]
+"""What each worker holds: all of the model, or its share of parts of it (`train.strategy` and `train.zero_stage`)."""
+
+_VALUE_BYTES = 4  # weights and gradients travel in float32
+_MOST_LIVE = 1_000_000_000  # parameters that ZeRO-3 keeps from the forward to the backward pass: its own default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Rounds of a ring of n workers, in which each sends (n - 1) / n of the bytes."""
+
+    summed: int = 0
+    """Bytes of all-reduces, each of which is two rounds."""
+    gathered: int = 0
+    """Bytes of all-gathers and reduce-scatters, one round each."""
+    messages: int = 0
+    """Rounds, one after the other."""
+
+    @property
+    def bytes(self) -> int:
+        return self.summed + self.gathered
+
+    def __add__(self, other: "Passes") -> "Passes":
+        return Passes(
+            summed=self.summed + other.summed,
+            gathered=self.gathered + other.gathered,
+            messages=self.messages + other.messages,
+        )
+
+    def __mul__(self, times: int) -> "Passes":
+        return Passes(summed=times * self.summed, gathered=times * self.gathered, messages=times * self.messages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Rounds of one optimizer step, by when they can travel."""
+
+    forward: Passes = Passes()
+    """In the forward pass of every micro batch."""
+    backward: Passes = Passes()
+    """In the backward pass of every micro batch."""
+    last_backward: Passes = Passes()
+    """In the backward pass of the last micro batch, beside that."""
+    update: Passes = Passes()
+    """After the optimizer has updated its share."""
+
+    def of_step(self, accumulation: int) -> Passes:
+        """All rounds of a step of so many micro batches."""
+        return (self.forward + self.backward) * accumulation + self.last_backward + self.update
+
+
+def traffic(shape: ModelShape, sharing: Sharing) -> Traffic:
+    """What a step sends, as torch's DDP and FSDP2 and as DeepSpeed do it with this project's settings.
+
+    FSDP gathers each layer in the forward and again in the backward pass, what is outside of the layers once, and sums
+    gradients after every micro batch. ZeRO-1 and 2 all-reduce gradients, after the last and after every micro batch,
+    and gather the updated weights. ZeRO-3 gathers weights as FSDP does, but keeps those of smaller models for the
+    backward pass.
+    """
+    size, in_layers = shape.parameters * _VALUE_BYTES, shape.layer_parameters * _VALUE_BYTES
+    all_reduce, gather = Passes(summed=2 * size, messages=2), Passes(gathered=size, messages=1)
+    if sharing == "ddp":
+        return Traffic(last_backward=all_reduce)
+    if sharing == "zero_1":
+        return Traffic(last_backward=all_reduce, update=gather)
+    if sharing == "zero_2":
+        return Traffic(backward=all_reduce, update=gather)
+    layers = Passes(gathered=in_layers, messages=shape.layers)
+    whole = layers + Passes(gathered=size - in_layers, messages=1)
+    again = layers if sharing == "fsdp" or shape.parameters > _MOST_LIVE else Passes()
+    return Traffic(forward=whole, backward=again + whole)

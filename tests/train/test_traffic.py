@@ -1,0 +1,61 @@
+"""What the planner charges for is what workers send, counted at torch's own collectives."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from groups import together
+from sharing import HAS_DEEPSPEED
+from tiny import Rows, experiment
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.launch.worker import build_engine
+from tokendrop.schedule.traffic import traffic
+from tokendrop.train.engines.deepspeed import DeepSpeedEngine
+from traffic import CountedTraffic
+
+ZERO = [{"train__strategy": "deepspeed", "train__zero_stage": stage} for stage in (1, 2, 3)]
+HOW = [{"train__strategy": "ddp"}, {"train__strategy": "fsdp"}, *(ZERO if HAS_DEEPSPEED else [])]
+
+
+def job(how: dict[str, object]) -> ExperimentConfig:
+    """Two micro batches a step on two workers; wide enough that biases and norms, which no plan counts, are few."""
+    sizes = {"model__width": 64, "model__vocab_size": 512, "train__global_batch": 8, "train__micro_batch": 2}
+    return experiment(**sizes, train__precision="fp32", **how)
+
+
+JOBS = {config.train.sharing: config for config in map(job, HOW)}
+
+
+def count_each(folder: Path) -> None:
+    """The second step's: at the first, strategies make what they need."""
+    DeepSpeedEngine.whole_below = 0
+    for sharing, config in JOBS.items():
+        engine = build_engine(config, torch.device("cpu"))[0]
+        rows = Rows(config, world_size=dist.get_world_size(), rank=dist.get_rank())
+        for step in (0, 1):
+            with CountedTraffic() as counted:
+                for number, batch in enumerate(rows.of_step(step)):
+                    engine.forward_backward(batch, share=0.5, last_micro_batch=number == 1)
+                engine.step(lr=0.01, max_grad_norm=1.0)
+        found = {"bytes": counted.bytes.total(), "calls": counted.calls.total()}
+        (folder / f"{sharing}{dist.get_rank()}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traffic")
+    together(2, count_each, folder)
+    return folder
+
+
+@pytest.mark.parametrize("sharing", JOBS)
+def test_a_step_sends_what_it_is_charged_for(counted: Path, sharing) -> None:
+    charged = traffic(JOBS[sharing].model.shape, sharing).of_step(2)
+    for rank in (0, 1):
+        found = json.loads((counted / f"{sharing}{rank}.json").read_text())
+        assert found["bytes"] == pytest.approx(charged.bytes, rel=0.04)
+        if sharing == "fsdp":
+            assert found["calls"] == charged.messages
