@@ -245,10 +245,12 @@ def profile_text(profile: DeviceProfile, path: str) -> str:
         share /= speed.shape.flops(kept=speed.shape.sequence_length, dropped_layers=0)
         achieved = speed.flops_per_s(share=share, micro_batch=point.micro_batch)
         rows.append([f"{point.kept_length}", f"{point.micro_batch}", f"{point.seconds:.4g}", count(achieved)])
-    link, storage = profile.within_node, profile.checkpoint_bytes_per_s
+    link, storage = profile.within_node, (profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s or 0)
     return (
         f"{table(['kept length', 'micro batch', 'seconds', 'FLOP/s'], rows)}\n\n"
-        f"all-reduce {count(link.bytes_per_s)}B/s, {link.latency_s * 1e6:.3g} us; checkpoint {count(storage)}B/s\n"
+        f"all-reduce {count(link.bytes_per_s)}B/s, {link.latency_s * 1e6:.3g} us;"
+        f" all-gather {count(link.gather_bytes_per_s or 0)}B/s\n"
+        f"checkpoint {count(storage[0])}B/s, restored {count(storage[1])}B/s; new workers {profile.resize_s:.3g} s\n"
         f"{path}   for scaling.profile"
     )
 

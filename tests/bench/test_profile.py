@@ -32,12 +32,18 @@ def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path
     assert profile.speeds[0].shape == config.model.shape
     assert {point.micro_batch for point in profile.speeds[0].points} == {1, config.train.micro_batch}
     assert not list((tmp_path / "runs").glob(".profile-*"))
+    assert profile.restore_bytes_per_s is not None
+    assert min(profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s) > 1e5
+    assert 0.2 < profile.resize_s < 200  # to import torch alone takes that long
+    assert profile.pause_s(config.model.shape, before=1, after=2) > profile.resize_s
 
 
 def test_more_values_take_longer_to_sum() -> None:
     link, backend = measure_link(values=2**20)
     assert backend in ("gloo", "nccl")
     assert 1e6 < link.bytes_per_s < 1e12
+    assert link.gather_bytes_per_s is not None
+    assert 1e6 < link.gather_bytes_per_s < 1e12
     assert 0 < link.latency_s < 1
 
 

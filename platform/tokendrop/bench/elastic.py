@@ -1,4 +1,7 @@
-"""`tokendrop bench elastic`: what workers that follow the plan save and cost, beside a run of one size."""
+"""`tokendrop bench elastic`: what workers that follow the plan save and cost, beside a run of one size.
+
+Nodes come and go, as on a cluster that is paid for; the plan is the planner's, from a profile that is measured first.
+"""
 
 import json
 import os
@@ -8,16 +11,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 from tokendrop.bench.figures import bench_result, figure
+from tokendrop.bench.nodes import Held, NodeMeter, held_now, node_seconds, node_start_s
 from tokendrop.bench.picture import draw_run
-from tokendrop.config.load import load_job
+from tokendrop.bench.profile import measure_profile
+from tokendrop.config.load import dump, load_job
 from tokendrop.launch import local_cluster
-from tokendrop.launch.local_head import ClusterSize
+from tokendrop.launch.local_head import ClusterError, ClusterSize, LocalCluster, describe
+from tokendrop.schedule.device import DeviceProfile
+from tokendrop.schedule.plan import RunPlan
 from tokendrop.schedule.scaling import estimate
 from tokendrop.track.journal import MetricsTail, read_steps
 from tokendrop.track.run_folder import read_attempts
@@ -25,6 +32,9 @@ from tokendrop.track.run_folder import read_attempts
 PAPER = Path("jobs/paper")
 _MODELS = ("350m", "1.3b")
 _HOURS_A_DAY = 24.0
+_SLOWER = 1.35  # the plan may take so many times the hours of the run of one size
+_IDLE_TIMEOUT_S = 10.0  # as `tokendrop cluster up` has it
+_ROUNDS = 5
 
 Figures = dict[str, Any]
 Say = Callable[[str], None]
@@ -33,7 +43,7 @@ Say = Callable[[str], None]
 def bench_elastic(
     job: Path, overrides: list[str], *, resizes: int, stretch: int, picture: Path | None, say: Say
 ) -> dict[str, Any]:
-    """Train on a local cluster: by plan and at one size; two trials at once; changing workers again and again.
+    """Train on a local cluster: changing workers again and again; by plan and at one size; two trials at once.
 
     Args:
         resizes: between one worker and the job's most.
@@ -43,34 +53,67 @@ def bench_elastic(
         UserError: the job is wrong, or a local cluster is up already.
     """
     most = load_job(job, overrides).scaling.most_workers
-    figures: Figures = {}
-    for model in _MODELS:
-        for name, days in zip(("full_length", "random_ltd", "by_plan"), predicted_gpu_days(model), strict=True):
-            figures[f"gpt3_{model}_{name}_gpu_days"] = figure([days], "GPU-days")
+    figures = _predictions()
     one_size = ["scaling.mode=fixed", "scaling.segments=[]", f"scaling.workers={most}"]
-    turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
-    # so many nodes that two trials find a worker each beside the most that one may have
-    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as scratch, _cluster(most + 1) as environment:
-        trials = _Trials(job, overrides, Path(scratch), environment, say)
-        followed = trials.run("by plan")
-        if picture is not None:
-            draw_run(followed, picture)
-        figures |= _side_by_side(followed, trials.run("one size", *one_size))
-        elastic, fixed = trials.two_at_once("two by plan"), trials.two_at_once("two of one size", *one_size)
-        figures["two_trials_over_fixed"] = figure([elastic / fixed], "x wall clock")
-        for mode, key in (("schedule", "resize"), ("fit_per_segment", "restart")):
-            figures |= _pauses(key, trials.run(mode, f"scaling.mode={mode}", *turns))
+    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as scratch:
+        folders = [f"runs_folder={scratch}/runs", f"data.folder={scratch}/data", "track.uri=null"]
+        config = load_job(job, [*overrides, *folders, *one_size])
+        measured = measure_profile(config, name="measured", rounds=_ROUNDS, say=say)
+        # so many nodes that two trials find a worker each beside the most that one may have
+        with _cluster(most + 1) as cluster:
+            trials = _Trials(job, overrides, Path(scratch), cluster, say)
+            trials.prepare()
+            turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
+            turned, looks = trials.metered("schedule", "scaling.mode=schedule", *turns)
+            figures |= _pauses("resize", turned)
+            figures |= _pauses("restart", trials.run("fit_per_segment", "scaling.mode=fit_per_segment", *turns))
+
+            profile = with_pauses(measured, turned, node_start_s(looks))
+            by_plan = planned(job, [*overrides, *folders], one_size, profile, Path(scratch) / "measured.yaml")
+            figures |= _predicted(load_job(job, [*overrides, *by_plan]).plan(), config.plan(), profile)
+            followed, held = trials.metered("by plan", *by_plan)
+            if picture is not None:
+                draw_run(followed, picture)
+            fixed, fixed_held = trials.metered("one size", *one_size)
+            figures |= _side_by_side(followed, fixed) | _billed(node_seconds(held), node_seconds(fixed_held))
+            elastic, alike = trials.two_at_once("two by plan", *by_plan), trials.two_at_once("two fixed", *one_size)
+            figures["two_trials_over_fixed"] = figure([elastic / alike], "x wall clock")
     command = ["tokendrop bench elastic", f"--job {job}", *overrides, f"--resizes {resizes}", f"--stretch {stretch}"]
     return bench_result("elastic", figures, " ".join(command))
 
 
+def with_pauses(measured: DeviceProfile, turned: Path, node_start_s: float) -> DeviceProfile:
+    """A profile that charges for a resize what resizes took, and knows what nodes take to come.
+
+    Args:
+        turned: a run whose workers changed.
+    """
+    pauses = [one["pause_s"] - one["parts_s"]["checkpoint"] for one in read_attempts(turned)[1]]
+    return replace(measured, resize_s=median(pauses), node_start_s=node_start_s)
+
+
+def planned(job: Path, overrides: list[str], one_size: list[str], profile: DeviceProfile, file: Path) -> list[str]:
+    """Overrides by which the planner chooses the workers: the cheapest ones within a limit of time."""
+    file.write_text(dump(profile), encoding="utf-8")
+    fixed = load_job(job, [*overrides, *one_size])
+    hours = _SLOWER * estimate(fixed.plan(), profile).wall_clock_s / 3600
+    workers = [f"scaling.workers={fixed.scaling.workers}", f"scaling.max_workers={fixed.scaling.workers}"]
+    return [
+        "scaling.mode=schedule",
+        "scaling.segments=[]",
+        f"scaling.profile={file}",
+        *workers,
+        f"scaling.deadline_hours={hours}",
+    ]
+
+
 @contextmanager
-def _cluster(nodes: int) -> Iterator[dict[str, str]]:
-    """The environment of processes on a cluster of nodes of one core each, none of which come or go."""
-    size = ClusterSize(min_nodes=nodes, max_nodes=nodes, cpus_per_node=1, gpus_per_node=0, idle_timeout_s=3600)
+def _cluster(nodes: int) -> Iterator[LocalCluster]:
+    """A cluster that begins without nodes, and grows to so many of one core each."""
+    size = ClusterSize(min_nodes=0, max_nodes=nodes, cpus_per_node=1, gpus_per_node=0, idle_timeout_s=_IDLE_TIMEOUT_S)
     cluster = local_cluster.start(size)
     try:
-        yield {**os.environ, **cluster.environment}
+        yield cluster
     finally:
         local_cluster.stop()
 
@@ -82,32 +125,56 @@ class _Trials:
     job: Path
     overrides: list[str]
     scratch: Path
-    environment: Mapping[str, str]
+    cluster: LocalCluster
     say: Say
+
+    def prepare(self) -> None:
+        """Make the token shards, and wait for the nodes that did it to go."""
+        self.say("run      prepare")
+        with NodeMeter(self._look).running(), self._begin("prepare", "prepare") as process:
+            _finish(process)
+
+    def metered(self, name: str, *more: str) -> tuple[Path, list[Held]]:
+        """Train to the end, and wait until all nodes have gone: the run folder, and the nodes that were held."""
+        meter = NodeMeter(self._look)
+        with meter.running():
+            run = self.run(name, *more)
+        return run, meter.looks
 
     def run(self, name: str, *more: str) -> Path:
         """Train to the end; returns the run folder."""
         self.say(f"run      {name}")
-        with self._begin(name, *more) as process:
-            said, _ = process.communicate()
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, process.args)
-        return Path(json.loads(said)["run"])
+        with self._begin("train", name, *more) as process:
+            return Path(json.loads(_finish(process))["run"])
 
     def two_at_once(self, name: str, *more: str) -> float:
         """Seconds until two trials that begin together are both done."""
         self.say(f"run      {name}")
         started = time.perf_counter()
-        trials = [self._begin(f"{name} {seed}", f"seed={seed}", *more) for seed in (1, 2)]
-        codes = [trial.wait() for trial in trials]
-        if any(codes):
-            raise subprocess.CalledProcessError(max(codes), trials[0].args)
+        trials = [self._begin("train", f"{name} {seed}", f"seed={seed}", *more) for seed in (1, 2)]
+        for trial in trials:
+            _finish(trial)
         return time.perf_counter() - started
 
-    def _begin(self, name: str, *more: str) -> subprocess.Popen[bytes]:
+    def _look(self) -> Held | None:
+        try:
+            return held_now(describe(self.cluster))
+        except ClusterError:
+            return None
+
+    def _begin(self, what: str, name: str, *more: str) -> subprocess.Popen[bytes]:
         folders = [f"runs_folder={self.scratch}/{name}", f"data.folder={self.scratch}/data", "track.uri=null"]
-        command = [sys.executable, "-m", "tokendrop", "train", str(self.job), *self.overrides, *folders, *more]
-        return subprocess.Popen([*command, "--json"], env=self.environment, stdout=subprocess.PIPE)
+        command = [sys.executable, "-m", "tokendrop", what, str(self.job), *self.overrides, *folders, *more]
+        environment: Mapping[str, str] = {**os.environ, **self.cluster.environment}
+        return subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE)
+
+
+def _finish(process: subprocess.Popen[bytes]) -> bytes:
+    """What a command printed; raises CalledProcessError where it failed."""
+    said, _ = process.communicate()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return said
 
 
 def _turns(resizes: int, stretch: int, most: int) -> str:
@@ -129,6 +196,35 @@ def _side_by_side(followed: Path, fixed: Path) -> Figures:
         "layer_tokens_over_fixed": figure([ends[0]["layer_tokens"] / ends[1]["layer_tokens"]], "x"),
         "val_loss_minus_fixed": figure([ends[0]["val_loss"] - ends[1]["val_loss"]], "nats"),
         "pauses_total_s": figure([sum(one["pause_s"] for one in pauses)], "s"),
+    }
+
+
+def _billed(ours: float, theirs: float) -> Figures:
+    """Nodes, from when they are asked for until they have gone: lead, start and idle time included."""
+    return {
+        "node_seconds_over_fixed": figure([ours / theirs], "x"),
+        "node_seconds": figure([ours], "node-s"),
+        "fixed_node_seconds": figure([theirs], "node-s"),
+    }
+
+
+def _predicted(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile) -> Figures:
+    """By the profile that chose the plan."""
+    ours, theirs = estimate(plan, profile), estimate(fixed, profile)
+    return {
+        "planned_worker_seconds_over_fixed": figure([ours.gpu_hours / theirs.gpu_hours], "x"),
+        "planned_wall_clock_over_fixed": figure([ours.wall_clock_s / theirs.wall_clock_s], "x"),
+        "planned_resizes": figure([len(plan.resizes)], "resizes"),
+        "node_start_s": figure([profile.node_start_s or 0.0], "s"),
+    }
+
+
+def _predictions() -> Figures:
+    """Of the paper's runs, on its cluster."""
+    return {
+        f"gpt3_{model}_{name}_gpu_days": figure([days], "GPU-days")
+        for model in _MODELS
+        for name, days in zip(("full_length", "random_ltd", "by_plan"), predicted_gpu_days(model), strict=True)
     }
 
 

@@ -1,5 +1,6 @@
 """`tokendrop profile`: what the machine at hand can do, for the planner of workers."""
 
+import os
 import tempfile
 import time
 import warnings
@@ -12,6 +13,7 @@ import torch
 
 from tokendrop.bench.exchange import measure_link
 from tokendrop.bench.figures import interleave, machine
+from tokendrop.bench.restart import measure_restart_s
 from tokendrop.bench.step import bench_engine, random_batch, synchronize, timed_step
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.method import Dropping
@@ -19,15 +21,15 @@ from tokendrop.models.batch import Batch
 from tokendrop.models.build import check_trainable
 from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point
 from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.committed import step_name
 from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engines.ddp import DdpEngine
 
 _SHARES = (16, 8, 4, 2, 1)
-_RESIZE_S = 10.0  # processes of torch and Ray that start and connect: 5 to 15 s
 
 
 def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Callable[[str], None]) -> DeviceProfile:
-    """Time the job's model on one worker of this machine, its gradients between two, and its checkpoint."""
+    """Time the job's model on one worker of this machine, traffic between two, its checkpoint, and new workers."""
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
     dtype = pick_dtype(config.train.precision, device)
@@ -36,17 +38,20 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Ca
     engine, dropping = bench_engine(model, config.train, device, dtype, whole_layers=whole_layers)
 
     points, update_s = _speeds(config, engine, dropping, rounds=rounds, say=say)
-    bytes_per_s = _checkpoint_bytes_per_s(engine, Path(config.runs_folder))
-    say(f"storage  {bytes_per_s / 1e6:.4g} MB/s to {config.runs_folder}")
+    saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, Path(config.runs_folder))
+    say(f"storage  {saved_per_s / 1e6:.4g} MB/s to {config.runs_folder}, {restored_per_s / 1e6:.4g} MB/s from there")
     link, backend = measure_link()
     say(f"link     {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us by {backend}")
+    resize_s = measure_restart_s(config)
+    say(f"restart  {resize_s:.3g} s for two new workers")
     here = machine()
     return DeviceProfile(
         name=name,
         kind="measured",
         source=f"tokendrop profile on {here['device']}, {scaling.cpus_per_worker} of {here['cores']} cores a worker,"
         f" {dtype}, torch {here['torch']}, medians of {rounds} rounds. Links: 2 local processes by {backend}, between"
-        " nodes taken to be the same, no overlap. Not measured: resize_s, and the price, which is left open.",
+        " nodes taken to be the same, no overlap. resize_s: 2 processes that start, import, connect and build"
+        " the model. Not measured: what Ray adds to that, the start of a node, and the price, which are left open.",
         speeds=(
             ModelSpeed(
                 model=model.preset or config.name,
@@ -59,8 +64,9 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Ca
         within_node=link,
         between_nodes=link,
         update_s_per_parameter=update_s / model.shape.parameters,
-        checkpoint_bytes_per_s=bytes_per_s,
-        resize_s=_RESIZE_S,
+        checkpoint_bytes_per_s=saved_per_s,
+        restore_bytes_per_s=restored_per_s,
+        resize_s=resize_s,
     )
 
 
@@ -94,8 +100,8 @@ def _update_s(engine: DdpEngine, batch: Batch, make_gradients: Callable[[], floa
     return time.perf_counter() - started
 
 
-def _checkpoint_bytes_per_s(engine: DdpEngine, runs: Path) -> float:
-    """Of a checkpoint as runs write it, to the disk that they write to."""
+def _checkpoint_bytes_per_s(engine: DdpEngine, runs: Path) -> tuple[float, float]:
+    """Of a checkpoint as runs write it, to the disk that they write to, and as they read it from there."""
     runs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".profile-", dir=runs) as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what we want
@@ -103,5 +109,19 @@ def _checkpoint_bytes_per_s(engine: DdpEngine, runs: Path) -> float:
         started = time.perf_counter()
         checkpoints.save(engine, 1)
         checkpoints.wait()
-        seconds = time.perf_counter() - started
-        return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) / seconds
+        saved_s = time.perf_counter() - started
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        for path in files:
+            _forget(path)
+        started = time.perf_counter()
+        checkpoints.load(engine, Path(folder) / step_name(1))
+        return size / saved_s, size / (time.perf_counter() - started)
+
+
+def _forget(path: Path) -> None:
+    """Let the system drop a file from its cache, so that it is read from the disk."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
