@@ -1,16 +1,21 @@
 """`tokendrop bench elastic`: worker-seconds are what was held, and predictions start from the paper's own hours."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tokendrop.bench.elastic import bench_elastic, predicted_gpu_days, worker_seconds
+from strategies import MEASURED
+from tokendrop.bench.elastic import bench_elastic, planned, predicted_gpu_days, with_pauses, worker_seconds
+from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
+from tokendrop.schedule.scaling import estimate
 from tokendrop.track.journal import Journal
 from tokendrop.track.run_folder import read_attempts
 from tokendrop.train.report import StepReport
 
 STEP_S = 0.25
+JOB = Path(__file__).parents[2] / "jobs" / "pretrain" / "elastic.yaml"
 PAPER_DAYS = {"350m": (2.59, 2.22), "1.3b": (5.42, 4.03)}  # table 1, on 64 GPUs
 
 
@@ -32,6 +37,22 @@ def test_worker_seconds_are_of_steps_and_of_all_that_wait_while_workers_change(t
     assert len(pauses) == 2
     assert min(pauses) >= 0.5
     assert worker_seconds(tmp_path) == pytest.approx(STEP_S * 2 * (1 + 4 + 2) + 4 * sum(pauses))
+    measured = with_pauses(MEASURED, tmp_path, node_start_s=7.0)
+    assert measured.resize_s == pytest.approx(sum(pauses) / 2 - 0.5)  # the checkpoint is charged by its size
+    assert measured.node_start_s == 7.0
+
+
+def test_the_plan_is_the_planners_within_its_limit_of_time_and_asks_for_nodes_in_time(tmp_path: Path) -> None:
+    one_size = ["scaling.mode=fixed", "scaling.segments=[]", "scaling.workers=2"]
+    profile = replace(MEASURED, resize_s=0.1, checkpoint_bytes_per_s=1e9, node_start_s=7.0)
+    overrides = planned(JOB, [], one_size, profile, tmp_path / "measured.yaml")
+    by_plan, fixed = load_job(JOB, overrides), load_job(JOB, one_size)
+    assert by_plan.scaling.profile == profile
+    assert by_plan.scaling.lead(by_plan.plan()) == 7.0
+    ours, theirs = estimate(by_plan.plan(), profile), estimate(fixed.plan(), profile)
+    assert ours.gpu_hours < theirs.gpu_hours
+    assert ours.wall_clock_s <= 1.35 * theirs.wall_clock_s
+    assert by_plan.plan().resizes
 
 
 @pytest.mark.parametrize("model", PAPER_DAYS)
