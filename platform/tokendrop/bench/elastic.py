@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -59,27 +60,33 @@ def bench_elastic(
         folders = [f"runs_folder={scratch}/runs", f"data.folder={scratch}/data", "track.uri=null"]
         config = load_job(job, [*overrides, *folders, *one_size])
         measured = measure_profile(config, name="measured", rounds=_ROUNDS, say=say)
+        trials = _Trials(job, overrides, Path(scratch), say)
+        with _cluster(most, standing=most) as cluster:
+            turned, pauses = _turned(trials, cluster, resizes, stretch, most)
         # so many nodes that two trials find a worker each beside the most that one may have
-        with _cluster(most + 1) as cluster:
-            trials = _Trials(job, overrides, Path(scratch), cluster, say)
-            trials.prepare()
-            turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
-            turned, looks = trials.metered("schedule", "scaling.mode=schedule", *turns)
-            figures |= _pauses("resize", turned)
-            figures |= _pauses("restart", trials.run("fit_per_segment", "scaling.mode=fit_per_segment", *turns))
-
-            profile = with_pauses(measured, turned, node_start_s(looks))
+        with _cluster(most + 1, standing=0) as cluster:
+            fixed, fixed_held = trials.metered(cluster, "one size", *one_size)
+            profile = with_pauses(measured, turned, node_start_s(fixed_held))
             by_plan = planned(job, [*overrides, *folders], one_size, profile, Path(scratch) / "measured.yaml")
-            figures |= _predicted(load_job(job, [*overrides, *by_plan]).plan(), config.plan(), profile)
-            followed, held = trials.metered("by plan", *by_plan)
+            followed, held = trials.metered(cluster, "by plan", *by_plan)
             if picture is not None:
                 draw_run(followed, picture)
-            fixed, fixed_held = trials.metered("one size", *one_size)
-            figures |= _side_by_side(followed, fixed) | _billed(node_seconds(held), node_seconds(fixed_held))
-            elastic, alike = trials.two_at_once("two by plan", *by_plan), trials.two_at_once("two fixed", *one_size)
-            figures["two_trials_over_fixed"] = figure([elastic / alike], "x wall clock")
+            elastic = trials.two_at_once(cluster, "two by plan", *by_plan)
+            alike = trials.two_at_once(cluster, "two of one size", *one_size)
+        figures |= pauses | _predicted(load_job(job, [*overrides, *by_plan]).plan(), config.plan(), profile)
+        figures |= _side_by_side(followed, fixed) | _billed(node_seconds(held), node_seconds(fixed_held))
+        figures["two_trials_over_fixed"] = figure([elastic / alike], "x wall clock")
     command = ["tokendrop bench elastic", f"--job {job}", *overrides, f"--resizes {resizes}", f"--stretch {stretch}"]
     return bench_result("elastic", figures, " ".join(command))
+
+
+def _turned(trials: "_Trials", cluster: LocalCluster, resizes: int, stretch: int, most: int) -> tuple[Path, Figures]:
+    """What changes of workers take, where the nodes for them are there; and the first of the two runs."""
+    trials.prepare(cluster)
+    turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
+    turned = trials.run(cluster, "schedule", "scaling.mode=schedule", *turns)
+    anew = trials.run(cluster, "fit_per_segment", "scaling.mode=fit_per_segment", *turns)
+    return turned, _pauses("resize", turned) | _pauses("restart", anew)
 
 
 def with_pauses(measured: DeviceProfile, turned: Path, node_start_s: float) -> DeviceProfile:
@@ -108,9 +115,11 @@ def planned(job: Path, overrides: list[str], one_size: list[str], profile: Devic
 
 
 @contextmanager
-def _cluster(nodes: int) -> Iterator[LocalCluster]:
-    """A cluster that begins without nodes, and grows to so many of one core each."""
-    size = ClusterSize(min_nodes=0, max_nodes=nodes, cpus_per_node=1, gpus_per_node=0, idle_timeout_s=_IDLE_TIMEOUT_S)
+def _cluster(nodes: int, *, standing: int) -> Iterator[LocalCluster]:
+    """A cluster of up to so many nodes of one core each, some of which are always there."""
+    size = ClusterSize(
+        min_nodes=standing, max_nodes=nodes, cpus_per_node=1, gpus_per_node=0, idle_timeout_s=_IDLE_TIMEOUT_S
+    )
     cluster = local_cluster.start(size)
     try:
         yield cluster
@@ -125,48 +134,48 @@ class _Trials:
     job: Path
     overrides: list[str]
     scratch: Path
-    cluster: LocalCluster
     say: Say
 
-    def prepare(self) -> None:
-        """Make the token shards, and wait for the nodes that did it to go."""
+    def prepare(self, cluster: LocalCluster) -> None:
+        """Make the token shards."""
         self.say("run      prepare")
-        with NodeMeter(self._look).running(), self._begin("prepare", "prepare") as process:
+        with self._begin(cluster, "prepare", "prepare") as process:
             _finish(process)
 
-    def metered(self, name: str, *more: str) -> tuple[Path, list[Held]]:
+    def metered(self, cluster: LocalCluster, name: str, *more: str) -> tuple[Path, list[Held]]:
         """Train to the end, and wait until all nodes have gone: the run folder, and the nodes that were held."""
-        meter = NodeMeter(self._look)
+        meter = NodeMeter(partial(_look, cluster))
         with meter.running():
-            run = self.run(name, *more)
+            run = self.run(cluster, name, *more)
         return run, meter.looks
 
-    def run(self, name: str, *more: str) -> Path:
+    def run(self, cluster: LocalCluster, name: str, *more: str) -> Path:
         """Train to the end; returns the run folder."""
         self.say(f"run      {name}")
-        with self._begin("train", name, *more) as process:
+        with self._begin(cluster, "train", name, *more) as process:
             return Path(json.loads(_finish(process))["run"])
 
-    def two_at_once(self, name: str, *more: str) -> float:
+    def two_at_once(self, cluster: LocalCluster, name: str, *more: str) -> float:
         """Seconds until two trials that begin together are both done."""
         self.say(f"run      {name}")
         started = time.perf_counter()
-        trials = [self._begin("train", f"{name} {seed}", f"seed={seed}", *more) for seed in (1, 2)]
+        trials = [self._begin(cluster, "train", f"{name} {seed}", f"seed={seed}", *more) for seed in (1, 2)]
         for trial in trials:
             _finish(trial)
         return time.perf_counter() - started
 
-    def _look(self) -> Held | None:
-        try:
-            return held_now(describe(self.cluster))
-        except ClusterError:
-            return None
-
-    def _begin(self, what: str, name: str, *more: str) -> subprocess.Popen[bytes]:
+    def _begin(self, cluster: LocalCluster, what: str, name: str, *more: str) -> subprocess.Popen[bytes]:
         folders = [f"runs_folder={self.scratch}/{name}", f"data.folder={self.scratch}/data", "track.uri=null"]
         command = [sys.executable, "-m", "tokendrop", what, str(self.job), *self.overrides, *folders, *more]
-        environment: Mapping[str, str] = {**os.environ, **self.cluster.environment}
+        environment: Mapping[str, str] = {**os.environ, **cluster.environment}
         return subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE)
+
+
+def _look(cluster: LocalCluster) -> Held | None:
+    try:
+        return held_now(describe(cluster))
+    except ClusterError:
+        return None
 
 
 def _finish(process: subprocess.Popen[bytes]) -> bytes:
