@@ -49,6 +49,7 @@ def attempt(
     dies_at: int | None = None,
     stop: int | None = None,
     pause: int | None = None,
+    reads_behind: int = 0,
 ) -> DdpEngine:
     """What a worker does: build, attach, restore from the last checkpoint, train to the end or to its death.
 
@@ -69,6 +70,7 @@ def attempt(
         recorder=Journal(run, rank=0, world_size=1, start=start),
         world_size=1,
         pause=lambda step: step + 1 == pause,
+        reads_behind=reads_behind,
     )
     try:
         reached = train(config, parts, start=start, stop=stop)

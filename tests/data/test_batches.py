@@ -1,7 +1,5 @@
 """Batches: the same samples at any world size and from any step."""
 
-from functools import partial
-
 import numpy as np
 import torch
 from hypothesis import given
@@ -33,7 +31,7 @@ def numbered(rows):
 def batches(case, *, world_size: int, rank: int, held_out: int = 5) -> MicroBatches[Batch]:
     rows, micro_batch, global_batch, seed = case
     return MicroBatches(
-        partial(text_batch, device=torch.device("cpu")),
+        text_batch,
         train=NumberedSamples(rows, seed=seed),
         validation=(np.arange(held_out), numbered(np.arange(held_out))),
         split=BatchSplit(global_batch=global_batch, micro_batch=micro_batch, world_size=world_size),

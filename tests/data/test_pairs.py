@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from pairs import LENGTH, texts, write_pairs
@@ -58,7 +57,7 @@ def reader(
     make = PairMaker(config, pair_vocabulary(tokenizer_of(folder)), sequence_length=LENGTH, seed=seed)
     order = SampleOrder(seed=seed, weights=[1.0], window=window)
     return MicroBatches(
-        partial(pair_batch, pairs=make, device=torch.device("cpu")),
+        partial(pair_batch, pairs=make),
         train=PairSamples(Rows(folder, "train"), order, config, seed=seed),
         validation=held_out_pairs(Rows(folder, "validation"), first_ids(0, 40), config, seed=seed),
         split=BatchSplit(global_batch=16, micro_batch=micro_batch, world_size=world_size),

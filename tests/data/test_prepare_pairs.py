@@ -69,7 +69,7 @@ def test_rows_are_the_documents_by_their_tokenizer_and_batches_are_read_from_the
     pairs, seed = config.data.pairs, config.seed
     make = PairMaker(pairs, pair_vocabulary(tokenizer), sequence_length=LENGTH, seed=seed)
     batches = MicroBatches(
-        partial(pair_batch, pairs=make, device=torch.device("cpu")),
+        partial(pair_batch, pairs=make),
         train=PairSamples(train, sample_order(config.data, seed=seed), pairs, seed=seed),
         validation=held_out_pairs(validation, held_out_ids(config.data, validation.committed, 4), pairs, seed=seed),
         split=config.plan().batch,

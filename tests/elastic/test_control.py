@@ -1,6 +1,7 @@
 """What workers do with what the driver and the policy ask of them, whichever comes first."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tokendrop.elastic.control import RunControl, WorkerControl
 
 
-def workers(control: RunControl, world_size: int, *, must_save: bool = False) -> list[WorkerControl]:
+def workers(control: RunControl, world_size: int, *, must_save: Callable[[], bool] = lambda: False) -> list[WorkerControl]:
     """Ranks that agree as a process group would: on what rank 0 says, all at once."""
     said = [0]
     barrier = threading.Barrier(world_size)
@@ -27,7 +28,7 @@ def workers(control: RunControl, world_size: int, *, must_save: bool = False) ->
         return agree
 
     return [
-        WorkerControl(control, rank=rank, agree=agree_as(rank), must_save=lambda: must_save)
+        WorkerControl(control, rank=rank, agree=agree_as(rank), must_save=must_save)
         for rank in range(world_size)
     ]
 
@@ -78,9 +79,12 @@ def test_workers_of_a_stopped_run_pause_and_leave(control: RunControl, world_siz
 
 
 def test_workers_that_must_save_go_on_by_themselves(control: RunControl) -> None:
-    (worker,) = workers(control, 1, must_save=True)
+    due = iter([True, False, False])
+    (worker,) = workers(control, 1, must_save=lambda: next(due))
     assert worker.pause_requested(1)
-    assert worker.next(1, waits=False)
+    assert worker.pause_requested(2)  # a GPU pauses a step later
+    assert worker.next(2, waits=False)
+    assert not worker.pause_requested(3)
 
 
 def test_workers_at_a_planned_edge_leave_where_nobody_replaces_them(control: RunControl) -> None:

@@ -1,7 +1,7 @@
 """Held-out loss: the mean over the rows, however they are split into batches and shared out."""
 
 import json
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -35,9 +35,7 @@ def loss_of(strategy: str, *, micro_batch: int, rows: int, world_size: int = 1, 
     engine, dropping = build_engine(experiment(train__strategy=strategy), CPU)
     assert dropping is not None
     dropping.draw(kept_length=4, step=0, sample_ids=torch.arange(rows), sequence_length=TOKENS)
-    share = held_out_batches(
-        partial(text_batch, device=CPU), *held_out(rows), micro_batch=micro_batch, world_size=world_size, rank=rank
-    )
+    share = held_out_batches(text_batch, *held_out(rows), micro_batch=micro_batch, world_size=world_size, rank=rank)
     return held_out_mean(engine, share)
 
 

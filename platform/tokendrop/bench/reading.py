@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -166,5 +165,4 @@ def wait_fraction(folder: TokenFolder, *, tokens_per_s: float, seconds: float) -
 def _batches(samples: MappedSamples, split: BatchSplit, rank: int) -> MicroBatches[Batch]:
     length = samples.rows.manifest.header.row_length
     nothing = np.zeros(1, np.int64), np.zeros((1, length), np.int64)
-    make = partial(text_batch, device=torch.device("cpu"))
-    return MicroBatches(make, train=samples, validation=nothing, split=split, rank=rank)
+    return MicroBatches(text_batch, train=samples, validation=nothing, split=split, rank=rank)

@@ -94,8 +94,8 @@ def timed_step(engine: Engine, dropping: Dropping, batch: Batch, *, kept_length:
     """Seconds of draw, forward and backward, and of clip and AdamW where `update` is set."""
     synchronize(batch)
     started = time.perf_counter()
-    length = batch.input_ids_BS.shape[1]
-    dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, sequence_length=length)
+    where: Any = {"sequence_length": batch.input_ids_BS.shape[1], "device": batch.input_ids_BS.device}
+    dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, **where)
     engine.forward_backward(batch, share=1.0, last_micro_batch=True)
     if update:
         engine.step(lr=1e-4, max_grad_norm=1.0)
@@ -126,7 +126,7 @@ def _model(preset: str | None, device: torch.device) -> GptConfig:
 def random_batch(config: GptConfig, micro_batch: int, device: torch.device) -> Batch:
     """Sequences of random tokens."""
     tokens = torch.randint(config.vocab_size, (micro_batch, config.sequence_length + 1), device=device)
-    ids = torch.arange(micro_batch, device=device)
+    ids = torch.arange(micro_batch)
     return Batch(input_ids_BS=tokens[:, :-1], labels_BS=tokens[:, 1:], sample_ids_B=ids)
 
 

@@ -20,6 +20,9 @@ MakeBatch = Callable[[NDArray[np.int64], NDArray[np.int64], int], AnyBatch]
 """Makes a micro batch of sample ids (B,), their rows (B, row_length) and its number within the global batch."""
 
 
+_HOST = torch.device("cpu")
+
+
 class Samples(Protocol):
     """Training samples by their places in the global sequence of the run."""
 
@@ -29,7 +32,7 @@ class Samples(Protocol):
 
 
 class MicroBatches(Generic[AnyBatch]):
-    """`Batches` over the rows of a corpus; the next one is read while a worker computes on the last."""
+    """`Batches` over the rows of a corpus; the next is read, and copied to a GPU, during the last."""
 
     def __init__(
         self,
@@ -39,22 +42,30 @@ class MicroBatches(Generic[AnyBatch]):
         validation: tuple[NDArray[np.int64], NDArray[np.int64]],
         split: BatchSplit,
         rank: int,
+        device: torch.device = _HOST,
     ) -> None:
         """
         Args:
+            make: makes a micro batch on the host.
+            device: where the worker computes.
             validation: ids and rows of all held-out samples that are to be read, on every rank the same.
         """
         self.make, self.split, self.rank = make, split, rank
         sizes = {"micro_batch": split.micro_batch, "world_size": split.world_size}
-        self.held_out = held_out_batches(make, *validation, **sizes, rank=rank)
-        self._ahead = Ahead(partial(_read, make, train, split))
+        held_out = held_out_batches(make, *validation, **sizes, rank=rank)
+        self.held_out = [(batch.to(device), counts) for batch, counts in held_out]
+        self._copies = CopyStream(device) if device.type == "cuda" else None
+        self._ahead = Ahead(partial(_read, make, train, split, self._copies))
 
     def of_step(self, step: int) -> Iterator[AnyBatch]:
         """This worker's micro batches of one step."""
         numbers = self.split.micro_batches(self.rank)
         keys = [*((step, number) for number in numbers), (step + 1, numbers[0])]
         for key, then in pairwise(keys):
-            yield self._ahead.get(key, then=then)
+            batch, copied = self._ahead.get(key, then=then)
+            if self._copies is not None and copied is not None:
+                self._copies.wait(batch, copied)
+            yield batch
 
     def validation(self) -> Sequence[tuple[AnyBatch, int]]:
         return self.held_out
@@ -84,30 +95,49 @@ def held_out_batches(
     return shares
 
 
+class CopyStream:
+    """Copies micro batches to a GPU on a stream of their own, beside what is computed there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream(device)
+
+    def copy(self, batch: AnyBatch) -> tuple[AnyBatch, torch.Event]:
+        """The batch on the GPU, and what says that it is whole there; the host waits for neither."""
+        with torch.cuda.stream(self.stream):
+            batch = batch.to(self.device)
+            return batch, self.stream.record_event()
+
+    def wait(self, batch: Batch, copied: torch.Event) -> None:
+        """Let what is computed from now on wait for a copied batch; the host does not."""
+        computing = torch.cuda.current_stream(self.device)
+        computing.wait_event(copied)
+        for value in batch.inputs().values():
+            value.record_stream(computing)  # else its memory would be free for the next copy too early
+
+
 def _read(
     make: MakeBatch[AnyBatch],
     train: Samples,
     split: BatchSplit,
+    copies: CopyStream | None,
     key: tuple[int, int],
-) -> AnyBatch:
-    """Micro batch `number` of a step."""
+) -> tuple[AnyBatch, torch.Event | None]:
+    """Micro batch `number` of a step, where the model reads it."""
     step, number = key
     first = step * split.global_batch + number * split.micro_batch
     ids_B, rows_BT = train.at(np.arange(first, first + split.micro_batch))
-    return make(ids_B, rows_BT, number)
+    batch = make(ids_B, rows_BT, number)
+    return (batch, None) if copies is None else copies.copy(batch)
 
 
-def text_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int, *, device: torch.device) -> Batch:
+def text_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> Batch:
     """Of rows of text: each token's label is the next."""
-    tokens = torch.from_numpy(rows_BT).to(device)
-    ids = torch.from_numpy(ids_B).to(device)
+    tokens = torch.from_numpy(rows_BT)
+    ids = torch.from_numpy(ids_B)
     return Batch(input_ids_BS=tokens[:, :-1], labels_BS=tokens[:, 1:], sample_ids_B=ids, number=number)
 
 
-def pair_batch(
-    ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int, *, pairs: PairMaker, device: torch.device
-) -> BertBatch:
+def pair_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int, *, pairs: PairMaker) -> BertBatch:
     """Of pairs of sentences, masked; held-out rows are as `with_mates` gives them where the task is NSP."""
-    arrays = asdict(pairs(ids_B, rows_BT))
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-    return BertBatch(**tensors, sample_ids_B=torch.from_numpy(ids_B).to(device), number=number)
+    tensors = {name: torch.from_numpy(array) for name, array in asdict(pairs(ids_B, rows_BT)).items()}
+    return BertBatch(**tensors, sample_ids_B=torch.from_numpy(ids_B), number=number)

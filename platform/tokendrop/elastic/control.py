@@ -93,8 +93,8 @@ class WorkerControl:
         self._saves = False
 
     def pause_requested(self, step: int) -> bool:
-        """Whether the workers are to pause after this step; one rank that is asked is enough."""
-        self._saves = self.must_save()
+        """Whether the workers are to pause soon after this step; one rank that is asked is enough."""
+        self._saves = self.must_save() or self._saves
         return self._saves or (self.rank == 0 and (self.control.pauses or self.control.is_stopped))
 
     def next(self, step: int, *, waits: bool) -> bool:
@@ -106,6 +106,7 @@ class WorkerControl:
         """
         while (word := WORDS[self.agree(WORDS.index(self._word(step, waits=waits)))]) == "wait":
             time.sleep(_POLL_S)
+        self._saves = False
         return word == "go on"
 
     def _word(self, step: int, *, waits: bool) -> Word:

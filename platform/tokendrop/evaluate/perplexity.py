@@ -1,6 +1,5 @@
 """Loss on a run's own held-out rows."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,8 @@ def validation_perplexity(path: Path) -> dict[str, Any]:
     dtype = precision_here(config.train.precision, device)
     model, _ = load_run(path, torch.promote_types(dtype, torch.float32))
     engine = TorchEngine(model.to(device), build_optimizer(model, config.train), dtype)
-    make = partial(text_batch, device=device)
-    batches = held_out_batches(make, ids, rows.read(ids), micro_batch=config.train.micro_batch)
-    loss = held_out_mean(engine, batches)
+    batches = held_out_batches(text_batch, ids, rows.read(ids), micro_batch=config.train.micro_batch)
+    loss = held_out_mean(engine, ((batch.to(device), counts) for batch, counts in batches))
     return {"val_loss": loss, "perplexity": perplexity(loss), "rows": len(ids)}
 
 

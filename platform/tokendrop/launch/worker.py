@@ -4,7 +4,6 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,11 +77,12 @@ def run_worker(
     timings = [*RunControl(task.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(task.run), rank=rank, agree=said_by_rank_0, must_save=must_save)
     batches = MicroBatches(
-        partial(text_batch, device=device),
+        text_batch,
         train=samples or MappedSamples(Rows(task.data, "train"), sample_order(config.data, seed=config.seed)),
         validation=task.held_out or held_out_rows(config, task.data),
         split=replace(config.plan().batch, world_size=world_size),
         rank=rank,
+        device=device,
     )
     parts = Parts(
         engine=engine,
@@ -91,6 +91,7 @@ def run_worker(
         checkpoints=checkpoints,
         recorder=Journal(task.run, rank=rank, world_size=world_size, start=start, marks=timings),
         world_size=world_size,
+        reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,
     )
     follow(config, parts, control, start=start)

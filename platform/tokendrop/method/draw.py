@@ -21,6 +21,7 @@ def draw_positions(
     layers: Sequence[int],
     kept_lengths: Sequence[int],
     sequence_length: int,
+    device: torch.device | None = None,
 ) -> list[Tensor]:
     """Draw uniformly, for each layer and sample, the positions that the layer keeps.
 
@@ -28,9 +29,10 @@ def draw_positions(
     Nothing else enters, so rank, world size, accumulation and device do not change a draw.
 
     Args:
-        sample_ids_B: int64, the samples of this micro batch; the result is on their device.
+        sample_ids_B: int64, the samples of this micro batch; on the host, or they are waited for.
         layers: numbers of the layers that drop tokens.
         kept_lengths: tokens that each of them keeps, 1..sequence_length.
+        device: where the result is wanted; that of the sample ids when left out.
     Returns:
         For each layer the kept positions, int64 (B, K), ascending along K.
     Raises:
@@ -39,10 +41,12 @@ def draw_positions(
     """
     if not all(0 < kept <= sequence_length for kept in kept_lengths):
         raise ValueError(f"want kept lengths in 1..{sequence_length}, got {list(kept_lengths)}")
-    device = sample_ids_B.device
-    layers_L = torch.tensor(layers, dtype=torch.int64, device=device)
-    key = _mix(_mix(torch.tensor(seed, dtype=torch.int64, device=device)) + step)
-    key_LB = _mix(_mix(key + sample_ids_B)[None, :] + layers_L[:, None])
+    if not layers:
+        return []
+    device = device or sample_ids_B.device
+    layers_L = torch.tensor(layers, dtype=torch.int64)
+    key = _mix(_mix(torch.tensor(seed, dtype=torch.int64)) + step)
+    key_LB = _copy_to(device, _mix(_mix(key + sample_ids_B.cpu())[None, :] + layers_L[:, None]))
     positions_S = torch.arange(sequence_length, dtype=torch.int64, device=device)
     hash_LBS = _mix(key_LB[:, :, None] + (positions_S + 1) * _GOLDEN)
     # The position replaces the low bits, so no two hashes are equal and every device keeps the same ones.
@@ -52,6 +56,11 @@ def draw_positions(
         (hash_BS.topk(kept, dim=-1, largest=False, sorted=False).values & low_bits).sort(dim=-1).values
         for hash_BS, kept in zip(hash_LBS, kept_lengths, strict=True)
     ]
+
+
+def _copy_to(device: torch.device, host: Tensor) -> Tensor:
+    """To a GPU from pinned memory: the host does not wait for what the GPU computes."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def _mix(x: Tensor) -> Tensor:

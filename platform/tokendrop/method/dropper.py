@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from tokendrop.method.draw import draw_positions
@@ -29,12 +30,15 @@ class Dropping:
         step: int,
         sample_ids: Tensor,
         sequence_length: int,
+        device: torch.device | None = None,
     ) -> None:
         """Choose the tokens that the next forward pass keeps; at full length the layers run as they are.
 
         Args:
             kept_length: tokens kept, for all dropped layers or by layer number.
-            sample_ids: int64 (B), what tells the samples of this micro batch apart.
+            sample_ids: int64 (B), what tells the samples of this micro batch apart; on the host, or they are
+                waited for.
+            device: where the model runs; that of the sample ids when left out.
         Raises:
             ValueError: a kept length is not in 1..sequence_length.
         """
@@ -47,6 +51,7 @@ class Dropping:
             layers=[layer for layer, _ in shorter],
             kept_lengths=[kept for _, kept in shorter],
             sequence_length=sequence_length,
+            device=device,
         )
         self._kept = {layer: kept_BK for (layer, _), kept_BK in zip(shorter, positions, strict=True)}
         self._sequence_length = sequence_length

@@ -1,6 +1,8 @@
 """The training loop: the same for one worker and for many."""
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -14,6 +16,7 @@ from tokendrop.models.batch import Batch
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.engine import Engine
+from tokendrop.train.figures import HostCopy, StartedStep
 from tokendrop.train.held_out import held_out_mean
 from tokendrop.train.report import Recorder, StepReport
 
@@ -44,7 +47,10 @@ class Parts:
     recorder: Recorder
     world_size: int
     pause: Callable[[int], bool] = lambda step: False
-    """Told the steps done; whether this worker is asked to pause after the next one, for all of them."""
+    """Told the steps done; whether this worker is asked to pause, for all of them: after the next step, or, as
+    the answers of all are read with that step's figures, `reads_behind` steps later."""
+    reads_behind: int = 0
+    """Steps that the device is given before the host waits for the figures of an earlier one: 1 keeps a GPU busy."""
 
 
 def train(config: ExperimentConfig, parts: Parts, *, start: int, stop: int | None = None) -> int:
@@ -59,16 +65,23 @@ def train(config: ExperimentConfig, parts: Parts, *, start: int, stop: int | Non
     save_every = config.in_steps(config.checkpoint.every)
 
     parts.engine.model.train()
+    started: deque[StartedStep] = deque()
     clock, done, asked = time.perf_counter(), start, False
     while done < stop and not asked:
-        report, sample_ids, asked = train_step(config, plan, parts, done)
-        report = replace(report, step_time_s=time.perf_counter() - clock)
-        clock, done = time.perf_counter(), done + 1
-        if done % validate_every == 0 or done == plan.steps:
-            report = replace(report, val_loss=validate(parts))
-            clock = time.perf_counter()
-        parts.recorder.record(report, sample_ids)
-        if done % save_every == 0 or done == stop or asked:
+        started.append(start_step(config, plan, parts, done))
+        done += 1
+        validates = done % validate_every == 0 or done == plan.steps
+        saves = done % save_every == 0 or done == stop
+        while started and (validates or saves or asked or len(started) > parts.reads_behind):
+            step = started.popleft()
+            report, asked_then = step.read()
+            report = replace(report, step_time_s=time.perf_counter() - clock)
+            clock, asked = time.perf_counter(), asked or asked_then
+            if validates and report.step == done:
+                report = replace(report, val_loss=validate(parts))
+                clock = time.perf_counter()
+            parts.recorder.record(report, step.sample_ids)
+        if saves or asked:
             parts.recorder.commit(done)
             parts.checkpoints.save(parts.engine, done)
     parts.checkpoints.wait()
@@ -77,23 +90,19 @@ def train(config: ExperimentConfig, parts: Parts, *, start: int, stop: int | Non
     return done
 
 
-def train_step(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int) -> tuple[StepReport, list[int], bool]:
-    """One optimizer step.
-
-    Returns:
-        Its report, this worker's samples, and whether any worker was asked to pause after it: the same on all of them.
-    """
+def start_step(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int) -> StartedStep:
+    """Give the device one optimizer step, without waiting for it."""
     loss, sample_ids, data_time = accumulate(config, plan, parts, step)
     lr = plan.lr(step)
     grad_norm = parts.engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
     # one reduction for both: asking costs no round of its own
-    mean_loss, asked = parts.engine.mean(torch.stack([loss, torch.full_like(loss, parts.pause(step))])).tolist()
+    mean_loss, asked = parts.engine.mean(torch.stack([loss, torch.full_like(loss, parts.pause(step))])).unbind()
     done = step + 1
     report = StepReport(
         step=done,
-        loss=mean_loss,
+        loss=math.nan,
         val_loss=None,
-        grad_norm=grad_norm.item(),
+        grad_norm=math.nan,
         lr=lr,
         kept_length=plan.at(step).kept_length,
         tokens=done * plan.tokens_per_step,
@@ -103,7 +112,7 @@ def train_step(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int)
         data_time_s=data_time,
         step_time_s=0.0,
     )
-    return report, sample_ids, asked > 0
+    return StartedStep(report=report, sample_ids=sample_ids, figures=HostCopy(mean_loss, asked, grad_norm))
 
 
 def accumulate(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int) -> tuple[Tensor, list[int], float]:
@@ -123,6 +132,7 @@ def accumulate(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int)
                 step=step,
                 sample_ids=batch.sample_ids_B,
                 sequence_length=plan.shape.sequence_length,
+                device=batch.input_ids_BS.device,
             )
         if config.model.dropout:
             torch.manual_seed(hash((config.seed, step, batch.number)))
