@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tokendrop.config.model import GptConfig
+from tokendrop.models.attention import causal_attention
 from tokendrop.models.loss import head_loss
 
 # Dimensions: B micro batch, S tokens (kept ones in a dropped layer), D width, H heads, W head width, V vocabulary.
@@ -33,7 +34,7 @@ class Attention(nn.Module):
         if rotary is not None:
             q_BHSW, k_BHSW = rotate(q_BHSW, rotary), rotate(k_BHSW, rotary)
         dropout = self.dropout if self.training else 0.0
-        out_BHSW = F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, is_causal=True, dropout_p=dropout)
+        out_BHSW = causal_attention(q_BHSW, k_BHSW, v_BHSW, dropout=dropout)
         return self.out(out_BHSW.transpose(1, 2).reshape(batch, tokens, width))
 
 
