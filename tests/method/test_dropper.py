@@ -1,6 +1,7 @@
 """What a dropped layer computes."""
 
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
-from tokendrop.method import Dropping, attach, combine_tokens, detach, gather_tokens
+from tokendrop.method import Dropping, attach, combine_tokens, detach, dropper, gather_tokens
+from tokendrop.method.draw import draw_positions
 from tokendrop.models.gpt import Block, rotary_angles, rotate
 
 EXACT = 1e-12  # float64; the order of additions may differ
@@ -73,6 +75,39 @@ def test_at_full_length_the_model_is_the_plain_one_bit_for_bit(positions_kind: s
     assert_same(gradients(dropped, loss), gradients(plain, expected))
 
 
+def draw_all(dropping: Dropping, *, step: int) -> None:
+    """Keep every token, and gather and combine them all the same: `draw` itself leaves both out."""
+    full = draw_positions(
+        seed=dropping.seed,
+        step=step,
+        sample_ids_B=IDS,
+        layers=dropping.layers,
+        kept_lengths=[TOKENS] * len(dropping.layers),
+        sequence_length=TOKENS,
+    )
+    draw(dropping, TOKENS - 1, step=step)
+    dropping._kept = dict(zip(dropping.layers, full, strict=True))
+
+
+@given(step=st.integers(0, 10**6), seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float32, torch.float64]))
+@settings(max_examples=10)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("positions_kind", ["learned", "rotary"])
+def test_all_tokens_through_gather_and_combine_are_the_plain_model_bit_for_bit(
+    positions_kind: str, recompute: bool, step: int, seed: int, dtype: torch.dtype
+) -> None:
+    plain, dropped = (gpt(positions=positions_kind, dtype=dtype, recompute=recompute) for _ in range(2))
+    draw_all(attach(dropped, seed=seed, whole_layers=()), step=step)
+    rows = token_rows(seed=seed)
+    passed = []
+    with mock.patch.object(dropper, "combine_tokens", lambda *args: passed.append(1) or combine_tokens(*args)):
+        loss = dropped(*rows)
+    assert len(passed) == len(dropped.blocks)
+    expected = plain(*rows)
+    assert torch.equal(loss, expected)
+    assert_same(gradients(dropped, loss), gradients(plain, expected))
+
+
 @given(kept=st.integers(1, TOKENS - 1), step=st.integers(0, 1000))
 @settings(max_examples=20)
 @pytest.mark.parametrize("positions_kind", ["learned", "rotary"])
@@ -126,12 +161,26 @@ def test_every_layer_keeps_tokens_of_its_own_and_the_whole_layers_keep_all() -> 
     assert not torch.equal(positions(dropping, 1), positions(dropping, 3))
 
 
-def test_evaluation_never_drops() -> None:
-    plain, dropped = gpt(), gpt()
-    draw(attach(dropped, seed=1), 4)
-    rows = token_rows()
-    assert not torch.equal(dropped(*rows), plain(*rows))
-    assert torch.equal(dropped.eval()(*rows), plain.eval()(*rows))
+@given(
+    kept=st.integers(1, TOKENS - 1),
+    step=st.integers(0, 10**6),
+    whole=st.sampled_from([(), (0, -1), (1,)]),
+    batch=st.integers(1, BATCH + 1),
+)
+@settings(max_examples=20)
+@pytest.mark.parametrize("positions_kind", ["learned", "rotary"])
+def test_evaluation_never_drops(positions_kind: str, kept: int, step: int, whole: tuple[int, ...], batch: int) -> None:
+    """Whatever was drawn before, for batches of any size, and training goes on with the draw that it had."""
+    plain, dropped = gpt(positions=positions_kind), gpt(positions=positions_kind)
+    draw(attach(dropped, seed=1, whole_layers=whole), kept, step=step)
+    rows, others = token_rows(), token_rows(batch, seed=step)
+    trained = dropped(*rows)
+    assert not torch.equal(trained, plain(*rows))
+    dropped.eval()
+    assert torch.equal(dropped(*others), plain(*others))
+    assert torch.equal(dropped.logits(others[0]), plain.logits(others[0]))
+    dropped.train()
+    assert torch.equal(dropped(*rows), trained)
 
 
 def test_a_model_built_by_hand_from_gather_and_combine_has_equal_loss_and_gradients() -> None:
