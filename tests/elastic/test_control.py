@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tokendrop.elastic.control import RunControl, WorkerControl
 
 
-def workers(control: RunControl, world_size: int, *, must_save: Callable[[], bool] = lambda: False) -> list[WorkerControl]:
+def workers(
+    control: RunControl, world_size: int, *, must_save: Callable[[], bool] = lambda: False
+) -> list[WorkerControl]:
     """Ranks that agree as a process group would: on what rank 0 says, all at once."""
     said = [0]
     barrier = threading.Barrier(world_size)
@@ -27,10 +29,7 @@ def workers(control: RunControl, world_size: int, *, must_save: Callable[[], boo
 
         return agree
 
-    return [
-        WorkerControl(control, rank=rank, agree=agree_as(rank), must_save=must_save)
-        for rank in range(world_size)
-    ]
+    return [WorkerControl(control, rank=rank, agree=agree_as(rank), must_save=must_save) for rank in range(world_size)]
 
 
 def next_of_all(group: list[WorkerControl], step: int, *, waits: bool, results: list[bool]) -> list[threading.Thread]:
