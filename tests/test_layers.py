@@ -67,10 +67,12 @@ FOREIGN = {
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},
     "launch/head.py": {"grpc"},
     "launch/cleanup.py": {"psutil"},
+    "launch/cluster.py": {"setproctitle"},
     "launch/local_cluster.py": {"psutil"},
     "launch/local_ray.py": {"psutil"},
     "launch/local_nodes.py": {"psutil"},
     "launch/memory.py": {"psutil"},
+    "launch/preflight.py": {"pathspec"},
     "commands": {"ray"},
 }
 # these run where nothing but the standard library, PyYAML, numpy and torch is installed

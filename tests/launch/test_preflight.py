@@ -59,19 +59,20 @@ def test_what_git_ignores_and_what_is_never_wanted_stays_behind(folder: Path):
     }
 
 
-def test_a_listed_upload_is_the_upload_that_ray_makes(folder: Path):
-    from zipfile import ZipFile
+def test_a_pattern_that_git_would_not_read_is_named_by_its_file(folder: Path):
+    (folder / "jobs" / ".rayignore").write_text("text\\")
+    with pytest.raises(UserError, match=r"/jobs/\.rayignore: want the patterns of a \.gitignore \(Invalid"):
+        preflight.list_upload(".")
 
-    from ray._private.runtime_env.packaging import create_package
 
-    write_file(folder / ".venv" / "lib" / "torch.so", 10)
-    package = folder.parent / "package.zip"
-
-    create_package(str(folder), package, include_gitignore=True, excludes=[".git", ".venv", "__pycache__"])
-
-    with ZipFile(package) as packed:
-        sizes = {Path(entry.filename): entry.file_size for entry in packed.infolist() if not entry.is_dir()}
-    assert sizes == preflight.list_upload(".").sizes
+def test_files_that_git_ignores_are_listed_where_ray_is_told_to_take_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
+    (folder / ".rayignore").write_text("/text/")
+    assert set(map(str, preflight.list_upload(".").sizes)) == {
+        *(".gitignore", ".rayignore", "jobs/run.py", "jobs/tiny.yaml", "ignored/a.txt", "ignored/deep/a.txt")
+    }
 
 
 def test_a_job_that_is_not_uploaded_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory):

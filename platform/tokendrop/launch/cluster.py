@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._raylet import setproctitle  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import RayError
+from setproctitle import setproctitle
 
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.head import check_answers

@@ -2,24 +2,18 @@
 
 import glob
 import json
-import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ray._private.ray_constants import (
-    DASHBOARD_CLIENT_MAX_SIZE,
-    RAY_RUNTIME_ENV_IGNORE_GITIGNORE,
-    get_runtime_env_default_excludes,
-)
-from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+from pathspec import PathSpec
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import read_mapping
-from tokendrop.errors import UserError
+from tokendrop.errors import UserError, first_line
 from tokendrop.launch.results import absolute_corpus
 from tokendrop.render import say
 from tokendrop.secrets import redact
@@ -28,7 +22,7 @@ DRIVER = Path("jobs/run.py")
 LEFT_OUT = [".git", ".venv", "venv", "__pycache__"]
 MIB = 2**20
 
-_WARN_BYTES, _MOST_BYTES = 25 * MIB, DASHBOARD_CLIENT_MAX_SIZE
+_WARN_BYTES, _MOST_BYTES = 25 * MIB, 100 * MIB  # the most that Ray's dashboard takes in one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +51,38 @@ class Upload:
 
 
 def list_upload(working_dir: str) -> Upload:
-    """The files that Ray would upload: by its own rules, .gitignore and .rayignore among them."""
+    """The files that Ray would upload: by the rules that it documents, .gitignore and .rayignore among them."""
     folder = Path(os.path.abspath(working_dir))
     if not folder.is_dir():
         raise UserError(f"--working-dir {working_dir}: no such folder")
-    for name in (
-        "ray.dashboard.modules.dashboard_sdk",
-        "ray.dashboard.modules.job.sdk",
-        "ray._private.runtime_env.packaging",
-        "ray._private.runtime_env.working_dir",
-    ):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    sizes: dict[Path, int] = {}
+    never = (folder, PathSpec.from_lines("gitignore", LEFT_OUT))
+    return Upload(folder, {path.relative_to(folder): path.stat().st_size for path in _uploaded(folder, (never,))})
 
-    def add(path: Path) -> None:
-        if path.is_file():
-            sizes[path.relative_to(folder)] = path.stat().st_size
 
-    _dir_travel(
-        folder,
-        [_get_excludes(folder, get_runtime_env_default_excludes() + LEFT_OUT)],
-        add,
-        include_gitignore=os.environ.get(RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1",
-    )
-    return Upload(folder, sizes)
+def _uploaded(path: Path, rules: tuple[tuple[Path, PathSpec], ...]) -> Iterator[Path]:
+    """Files at or below `path` that no rule leaves out; a rule holds below the folder of its file.
+
+    As git does, Ray matches every folder on the way, and looks at nothing in one that is left out. Unlike git, where
+    a pattern brings a whole folder back (`!name`), Ray still leaves out the files in it; here git's rule holds.
+    """
+    rules += tuple(_ignore_rules(path))
+    if any(patterns.match_file(path.relative_to(folder)) for folder, patterns in rules):
+        return
+    if path.is_dir():
+        for inside in path.iterdir():
+            yield from _uploaded(inside, rules)
+    elif path.is_file():
+        yield path
+
+
+def _ignore_rules(folder: Path) -> Iterator[tuple[Path, PathSpec]]:
+    names = (".gitignore", ".rayignore")
+    for name in names[1:] if os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1" else names:
+        if (file := folder / name).is_file():
+            try:
+                yield folder, PathSpec.from_lines("gitignore", file.read_text().splitlines())
+            except ValueError as error:
+                raise UserError(f"{file}: want the patterns of a .gitignore ({first_line(error)})") from None
 
 
 def check_job_files(job: str, upload: Upload) -> Path:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import shlex
 import socket
@@ -90,6 +91,8 @@ def submit(
 
 def hand_over(client: JobSubmissionClient, name: str, entrypoint: str, upload: Upload) -> str:
     """Upload the working folder and start the job; Ray's id of it."""
+    for handler in logging.getLogger("ray").handlers:  # it would tell of each .gitignore, and of the upload
+        handler.setLevel(logging.ERROR)
     # Ray's SIGTERM after 3 s of grace would leave MLflow's run open
     stopping = {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_TIMEOUT_S)}
     return client.submit_job(
