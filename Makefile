@@ -1,13 +1,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui test test-with-ray test-kills test-without-ray chaos goldens lint types clean
+.PHONY: install quickstart ui test test-with-ray test-kills test-without-ray test-oldest chaos goldens lint types clean
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml .ci/newest.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench,eval,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/newest.txt --editable '.[bench,eval,dev]'
 	touch $@
 
 quickstart: install
@@ -32,6 +32,15 @@ test-kills: test-without-ray
 test-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray'
 
+# the tests of what runs on Ray, less scaling.mode=schedule, on the oldest Ray that will do
+test-oldest: .venv-oldest/installed
+	PYTHONPATH=platform .venv-oldest/bin/pytest tests/launch -m 'not alone' --ignore tests/launch/test_autoscaling.py
+
+.venv-oldest/installed: pyproject.toml .ci/oldest.txt
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check --constraint .ci/oldest.txt --editable '.[dev]'
+	touch $@
+
 # the tests that kill processes, many times, and those of nodes that come and go; half an hour and more
 chaos: install
 	TOKENDROP_KILLS=50 $(BIN)/pytest tests/chaos tests/launch/test_autoscaling.py tests/launch/test_joining.py
@@ -48,4 +57,4 @@ types: install
 	$(BIN)/basedpyright
 
 clean:
-	rm -rf .venv runs mlflow.db mlruns
+	rm -rf .venv .venv-oldest runs mlflow.db mlruns

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import settings
 
 from known_skips import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
-from tokendrop.launch.loopback import keep_on_loopback
+from tokendrop.launch.loopback import close_to_others
 
-keep_on_loopback()
+close_to_others()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs, and by what tests start there
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.load_profile("default")

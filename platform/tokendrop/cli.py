@@ -13,12 +13,13 @@ from tokendrop.errors import UserError, first_line
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command; exit code 0 (done), 1 (run failed, data damaged), 2 (user's mistake), 130 (interrupted)."""
-    from tokendrop.launch.loopback import keep_on_loopback
+    from tokendrop.launch.loopback import close_to_others
 
     tell_no_secrets()
-    keep_on_loopback()
     try:
         options = parse(arguments)
+        if options.run is not commands.submit:  # which shows another Ray the token of that
+            close_to_others()
         options.run(options)
         sys.stdout.flush()
     except UserError as error:

@@ -34,7 +34,6 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     """
     if ray.is_initialized():
         return
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     for name in ("ray.data", "ray.train"):

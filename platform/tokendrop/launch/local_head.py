@@ -13,18 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]
-from ray.autoscaler.v2.schema import NodeInfo
-from ray.autoscaler.v2.sdk import get_cluster_status
-
 from tokendrop.errors import UserError
+from tokendrop.launch.autoscaler_status import AutoscalerStatus, NodeUse, parse_status
 from tokendrop.launch.local_nodes import HEAD, HEAD_TYPE, LocalNodes, node_address
 
 HOST = "127.0.0.1"
 MARK = "TOKENDROP_CLUSTER"
+RAY = (sys.executable, "-m", "ray.scripts.scripts")  # the command `ray`, also where it is not on the PATH
 
 _OBJECT_STORE_BYTES = 400 * 2**20  # of each node, as in a cluster that serves one process
 _SHOWN = ("CPU", "GPU")
+_STATUS_TIMEOUT_S = 60.0  # of a Ray that starts its own Python on a busy machine
 _MOST_NODES, _MOST_CORES, _MOST_IDLE_S = 64, 1024, 10**6  # each node is some processes of this machine
 
 
@@ -113,7 +112,7 @@ def start_head(cluster: LocalCluster) -> subprocess.Popen[bytes]:
         "autoscaling-config": autoscaling,
         "temp-dir": folder,
     }
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command = [*RAY, "start", "--head", "--block"]
     with cluster.log.open("wb") as log:
         return subprocess.Popen(
             [*command, *(f"--{name}={value}" for name, value in options.items())],
@@ -131,11 +130,9 @@ def _environment(cluster: LocalCluster) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in left_out} | {
         **cluster.access,
         MARK: cluster.mark,
-        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",  # jobs say `python`
         "RAY_CLOUD_INSTANCE_ID": HEAD,
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # nodes may join; `keep_on_loopback` says that they may not
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # nodes may join; `close_to_others` says that they may not
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_autoscaler_v2": "1",
     }
@@ -186,46 +183,52 @@ def describe(cluster: LocalCluster) -> dict[str, Any]:
     Raises:
         ClusterError: the head does not answer.
     """
-    os.environ.update(cluster.access)
-    Config.initialize("")  # Ray reads its environment once, when it is imported
-    AuthenticationTokenLoader.instance().reset_cache()
-    try:
-        # Ray's client would wait for a head that is gone
-        socket.create_connection((HOST, int(cluster.address.rpartition(":")[2])), timeout=5).close()
-        known = get_cluster_status(cluster.address)
-    except Exception as error:  # Ray's client raises what its transport does
-        raise ClusterError(
-            f"the local cluster at {cluster.address} does not answer; 'tokendrop cluster down' removes it"
-        ) from error
-    demands = known.resource_demands
-    asked = [*demands.placement_group_demand, *demands.ray_task_actor_demand, *demands.cluster_constraint_demand]
-    nodes = [_node(node, "active") for node in known.active_nodes] + [_node(node, "idle") for node in known.idle_nodes]
-    usage = {one.resource_name: one for one in known.cluster_resource_usage}
+    status = _ask_autoscaler(cluster)
     return {
         "address": cluster.address,
         "dashboard": cluster.dashboard,
         "environment": cluster.environment,
         "folder": cluster.folder,
         "size": asdict(cluster.size),
-        "nodes": sorted(nodes, key=lambda node: (node["role"], node["id"])),
-        "pending": len(known.pending_nodes) + sum(launch.count for launch in known.pending_launches),
-        "resources": {name: usage[name].total for name in _SHOWN if name in usage},
-        "used": {name: usage[name].used for name in _SHOWN if name in usage},
-        "requested": [
-            {"resources": one.bundle, "count": one.count} for demand in asked for one in demand.bundles_by_count
-        ],
+        "nodes": sorted(map(_node, status.nodes), key=lambda node: (node["role"], node["id"])),
+        "pending": status.pending,
+        "resources": _shown(status.use.total),
+        "used": _shown(status.use.used),
+        "requested": [{"resources": bundle, "count": count} for bundle, count in status.requested],
     }
 
 
-def _node(node: NodeInfo, state: str) -> dict[str, Any]:
-    total, used = node.total_resources(), node.used_resources()
+def _ask_autoscaler(cluster: LocalCluster) -> AutoscalerStatus:
+    try:
+        # `ray status` would wait for a head that is gone
+        socket.create_connection((HOST, int(cluster.address.rpartition(":")[2])), timeout=5).close()
+        done = subprocess.run(
+            [*RAY, "status", "--verbose", "--address", cluster.address],
+            env=_environment(cluster) | {MARK: ""},  # no process of the cluster
+            capture_output=True,
+            text=True,
+            timeout=_STATUS_TIMEOUT_S,
+            check=True,
+        )
+        return parse_status(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ClusterError(
+            f"the local cluster at {cluster.address} does not answer; 'tokendrop cluster down' removes it"
+        ) from error
+
+
+def _node(node: NodeUse) -> dict[str, Any]:
     return {
-        "id": node.node_id,
-        "role": "head" if node.instance_id == HEAD else "worker",
-        "state": state,
-        "resources": {name: total[name] for name in _SHOWN if name in total},
-        "used": {name: used[name] for name in _SHOWN if name in used},
+        "id": node.id,
+        "role": "head" if node.name == HEAD else "worker",
+        "state": "idle" if node.is_idle else "active",
+        "resources": _shown(node.total),
+        "used": _shown(node.used),
     }
+
+
+def _shown(amounts: dict[str, float]) -> dict[str, float]:
+    return {name: amounts[name] for name in _SHOWN if name in amounts}
 
 
 def free_port(wanted: int = 0) -> int:

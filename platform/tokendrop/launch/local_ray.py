@@ -1,10 +1,11 @@
 """A Ray for this process alone: nobody else is let in, and nothing of it stays."""
 
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -12,19 +13,7 @@ import ray
 
 from tokendrop.errors import UserError
 from tokendrop.launch import cleanup
-
-_TOKEN = secrets.token_hex(32)
-"""Without it, nobody is let in. Ray reads it once in a process; it is in no file."""
-
-# Nobody reads the statistics that its ten
-# processes would gather, nor the log lines that its log monitor would look for, on the cores that train.
-_ALONE = {
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
-    "LOG_NAME_UPDATE_INTERVAL_S": "1e9",
-}
+from tokendrop.launch.loopback import close_to_others
 
 
 def start_local_ray(cpus: int | None, **options: Any) -> None:
@@ -34,22 +23,26 @@ def start_local_ray(cpus: int | None, **options: Any) -> None:
         cpus: cores that it counts; those of the machine when left out.
         options: of `ray.init`.
     """
-    for name, value in _ALONE.items():
-        os.environ.setdefault(name, value)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_device())  # for the traffic between workers
-    os.environ.pop("RAY_AUTH_MODE", None)  # Ray then asks for a token
-    os.environ["RAY_AUTH_TOKEN"] = _TOKEN
+    close_to_others()
     folder = _new_folder()
-    os.environ[cleanup.FOLDER_VARIABLE] = folder
-    ray.init(
-        "local",
-        num_cpus=cpus,
-        include_dashboard=False,
-        object_store_memory=400 * 2**20,
-        _temp_dir=f"{folder}/ray",
-        **options,
-    )
-    del os.environ[cleanup.FOLDER_VARIABLE]  # what this process starts by itself is not Ray's
+    with _environment({cleanup.FOLDER_VARIABLE: folder, "RAY_TMPDIR": folder}):
+        ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=400 * 2**20, **options)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """What processes of Ray inherit, and those that this process starts by itself do not."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _loopback_device() -> str:
