@@ -1,11 +1,13 @@
 """A run begun in one folder goes on from any other, without its corpus, on shards that nothing is written to."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
 from mlflow import MlflowClient
 
@@ -18,8 +20,8 @@ from tokendrop.errors import DamagedDataError
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import shards_at_hand
 from tokendrop.track.mlflow import absolute_uri
+from tokendrop.track.run_folder import ENVIRONMENT, open_run_folder
 from tokendrop.track.run_folder import JOB as JOB_FILE
-from tokendrop.track.run_folder import open_run_folder
 
 FROM_ITS_FOLDER = ("track.uri=sqlite:///mlflow.db", "data.tokenizer=tokenizer.json", "run=mine")
 
@@ -76,6 +78,9 @@ def test_a_run_goes_on_from_another_folder_without_its_corpus_and_on_shards_that
     main(["train", "--resume", str(run), "train.length=5 steps"])
 
     assert contents(shards) == before
+    workers = json.loads((run / ENVIRONMENT).read_text())["workers"]
+    assert workers["device"]["type"] == "cpu"
+    assert workers["packages"]["ray"] == ray.__version__
     assert list(elsewhere.iterdir()) == []
     assert open_run_folder(run)[1] == shards
     client = MlflowClient(f"sqlite:///{user}/mlflow.db")

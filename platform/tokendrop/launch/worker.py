@@ -18,10 +18,11 @@ from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
 from tokendrop.method import Dropping, attach
 from tokendrop.models.build import build_model
+from tokendrop.track.environment import describe_workers
 from tokendrop.track.journal import Journal
-from tokendrop.track.run_folder import CHECKPOINTS, JOB
+from tokendrop.track.run_folder import CHECKPOINTS, ENVIRONMENT, JOB
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.device import compile_layers, pick_dtype, tune_cpu
+from tokendrop.train.device import compile_layers, describe_device, pick_dtype, tune_cpu
 from tokendrop.train.engine import Engine
 from tokendrop.train.engines.build import apply_strategy
 from tokendrop.train.loop import Parts, train
@@ -65,7 +66,10 @@ def run_worker(
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     check_shared(task.run)
     tune_cpu(config.scaling.cpus_per_worker)
-    engine, dropping = build_engine(config, device := device or torch.device("cpu"))
+    device = device or torch.device("cpu")
+    if rank == 0:
+        describe_workers(task.run / ENVIRONMENT, describe_device(device))
+    engine, dropping = build_engine(config, device)
     checkpoints = Checkpoints(
         task.run / CHECKPOINTS,
         keep=config.checkpoint.keep,

@@ -1,5 +1,6 @@
 """MLflow, fed from the run folder: training never waits for it and never fails because of it."""
 
+import hashlib
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 _BATCH, _PARAMS = 1000, 100  # metrics and parameters that one call of MLflow's API takes
 _SQLITE = "sqlite:///"
 _FORBIDDEN = re.compile(r"[^\w\-./ ]")  # in a metric's name
-_BEGIN: dict[str, Any] = {"run_id": None, "described": False, "offset": 0}
+_BEGIN: dict[str, Any] = {"run_id": None, "described": False, "offset": 0, "artifacts": {}}
 _BEGIN |= {"status": "RUNNING", "status_sent": "RUNNING"}
 
 # metric in MLflow: field of StepReport
@@ -60,6 +61,8 @@ class MlflowMirror:
     def sync(self, status: Status | None = None) -> None:
         """Send everything that MLflow does not have yet; raises what its client raises when it can't.
 
+        An artifact that it does not take stops nothing else; the next call tries it again.
+
         Args:
             status: what has become of the run; sent after its metrics.
         """
@@ -71,7 +74,7 @@ class MlflowMirror:
         if self.run_id is None:
             self._remember(run_id=self._create(client))
         if not self.state["described"]:
-            self._describe(client)
+            self._send_settings(client)
             self._remember(described=True)
         tail = MetricsTail(self.folder, self.state["offset"])
         while lines := tail.read():
@@ -84,6 +87,7 @@ class MlflowMirror:
             if self.state["status"] != "RUNNING":
                 client.set_terminated(self.run_id, self.state["status"])
             self._remember(status_sent=self.state["status"])
+        self._send_artifacts(client)
 
     def log_evaluation(self, results: Mapping[str, float], step: int) -> None:
         """Add an evaluation's metrics as `eval/<name>`; raises what the client raises when it can't.
@@ -132,17 +136,29 @@ class MlflowMirror:
             Path(path).absolute().parent / "mlruns" / _FORBIDDEN.sub("-", redact(self.config.track.experiment))
         ).as_uri()
 
-    def _describe(self, client: Any) -> None:
-        """Send the files that describe the run, then the job's settings, which MLflow takes once and for all."""
+    def _send_settings(self, client: Any) -> None:
+        """Send the job's settings, which MLflow takes once and for all."""
         from mlflow.entities import Param
 
-        for file in (JOB, PLAN, ENVIRONMENT):
-            client.log_artifact(self.run_id, str(self.folder / file))
         known = client.get_run(self.run_id).data.params  # of an earlier attempt
         settings = redact_all(flat(asdict(self.config)))
         params = [Param(key, value) for key, value in settings.items() if key not in known]
         for first in range(0, len(params), _PARAMS):
             client.log_batch(self.run_id, params=params[first : first + _PARAMS])
+
+    def _send_artifacts(self, client: Any) -> None:
+        """Send the files that describe the run, each when it has changed; raises the first failure at the end."""
+        failures: list[Exception] = []
+        for name in (JOB, PLAN, ENVIRONMENT):
+            try:
+                checksum = hashlib.sha256((self.folder / name).read_bytes()).hexdigest()
+                if self.state["artifacts"].get(name) != checksum:
+                    client.log_artifact(self.run_id, str(self.folder / name))
+                    self._remember(artifacts={**self.state["artifacts"], name: checksum})
+            except Exception as error:  # of the disk, of MLflow's server or of the store that it names
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _remember(self, **changes: Any) -> None:
         self.state |= changes
@@ -155,7 +171,8 @@ def _read_state(path: Path) -> dict[str, Any]:
         return dict(_BEGIN)
     try:
         state = {**_BEGIN, **json.loads(path.read_text())}
-        kinds = {"run_id": str | None, "described": bool, "offset": int, "status": str, "status_sent": str}
+        kinds = {"run_id": str | None, "described": bool, "offset": int, "status": str}
+        kinds |= {"status_sent": str, "artifacts": dict}
         if state["offset"] >= 0 and all(isinstance(state[key], kind) for key, kind in kinds.items()):
             return state
     except (OSError, ValueError, TypeError, RecursionError):

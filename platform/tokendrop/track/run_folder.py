@@ -1,15 +1,9 @@
 """A run's folder: what describes the run, where its parts lie, what it came to."""
 
 import hashlib
-import json
-import os
-import platform
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +13,7 @@ from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.commit import write_whole
 from tokendrop.data.shards import MANIFEST, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
+from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, MetricsTail, read_steps
 from tokendrop.train.committed import META, check_whole, is_checkpoint, newest_whole, read_meta
 from tokendrop.train.report import perplexity
@@ -31,7 +26,6 @@ JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = (
     "checkpoints",
     "data.txt",
 )
-_PACKAGES = ("tokendrop", "torch", "ray", "mlflow", "pyarrow", "numpy", "tokenizers")
 
 
 def create_run_folder(config: ExperimentConfig) -> Path:
@@ -97,7 +91,7 @@ def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
     """
     write_whole(folder / JOB, seal_text(dump_job(config)).encode())
     write_whole(folder / PLAN, seal_json(asdict(config.plan())).encode())
-    write_whole(folder / ENVIRONMENT, json.dumps(environment(), indent=1).encode())
+    describe_driver(folder / ENVIRONMENT)
     tokenizer = (data / TOKENIZER).read_bytes()
     write_whole(folder / TOKENIZER, tokenizer)
     checksum = f"# {TOKENIZER} sha256 {hashlib.sha256(tokenizer).hexdigest()}"
@@ -156,25 +150,6 @@ def check_model(checkpoint: Path, config: ExperimentConfig) -> None:
             raise UserError(
                 f"{checkpoint}: a checkpoint of another model: model.{key} is {was} there and {wanted[key]} in this job"
             )
-
-
-def environment() -> dict[str, Any]:
-    """What the run ran on: versions, machine, commit."""
-    root = Path(__file__).parent
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    versions: dict[str, str | None] = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        "commit": git.stdout.strip() or None,
-        "python": sys.version.split()[0],
-        "machine": f"{platform.system()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-        "packages": versions,
-    }
 
 
 def summarize(folder: Path) -> dict[str, Any]:

@@ -2,10 +2,14 @@
 
 import ctypes
 import os
+import platform
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch.cuda import nccl
 
 from tokendrop.errors import UserError
 
@@ -18,6 +22,38 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 def pick_device(local_rank: int = 0) -> torch.device:
     """This process's GPU, or the CPU."""
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def describe_device(device: torch.device) -> dict[str, Any]:
+    """What a run's record says of the device that a worker trains on, and of the libraries that drive it."""
+    if device.type != "cuda":
+        processor = _value_of("model name", Path("/proc/cpuinfo")) or platform.processor()
+        return {
+            "type": device.type,
+            "name": processor,
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        }
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "type": device.type,
+        "name": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "memory_bytes": found.total_memory,
+        "driver": _value_of("NVRM version", Path("/proc/driver/nvidia/version")),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, nccl.version())),
+    }
+
+
+def _value_of(key: str, file: Path) -> str | None:
+    """The value of a line `key: value` in one of the kernel's files; None where it has none."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), None)
 
 
 def computes_in_bf16(device: torch.device) -> bool:
