@@ -237,12 +237,13 @@ def test_one_image_everywhere_named_by_the_versions_that_the_package_pins():
 
 
 def test_the_image_takes_its_packages_from_the_package():
-    """The line that the image runs prints every pin of the package and of its eval extra."""
+    """The line that the image runs prints every pin of the package and of its extras for evaluation and DeepSpeed."""
     (script,) = re.findall(r'python -c "(.*?)" >', DOCKERFILE, re.DOTALL)
     script = script.replace("\\\n", "\n").replace("/tmp/pyproject.toml", str(ROOT / "pyproject.toml"))
     printed: list[str] = []
     exec(" ".join(script.split("\n")), {"print": lambda *lines, sep: printed.extend(lines)})
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert printed == [*project["dependencies"], *project["optional-dependencies"]["eval"]]
+    extras = project["optional-dependencies"]
+    assert printed == [*project["dependencies"], *extras["eval"], *extras["deepspeed"]]
     assert "COPY pyproject.toml /tmp/" in DOCKERFILE
     assert "pip install --no-cache-dir -r /tmp/requirements.txt" in DOCKERFILE
