@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from tokendrop.config.data import DataConfig
-from tokendrop.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, Header, Manifest, Split
+from tokendrop.data.manifest import Manifest
+from tokendrop.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, Header, Split
 from tokendrop.data.writer import ShardWriter
 
 

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 from tiny import experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.order import SampleOrder
 from tokendrop.data.rows import sample_order
-from tokendrop.data.shards import FORMAT, Header, Place, Shard, append_shard, read_manifest
+from tokendrop.data.shards import FORMAT, Header, Place, Shard, append_shard
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, Journal
 from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
 from tokendrop.train.committed import write_meta

@@ -7,8 +7,9 @@ from tokenizers import Tokenizer
 from corpora import END_OF_TEXT, tiny_job
 from folders import all_tokens
 from tokendrop.config.load import load_job
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import SPLITS, read_manifest
+from tokendrop.data.shards import SPLITS
 
 ROW = 33
 

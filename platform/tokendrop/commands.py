@@ -59,8 +59,9 @@ def profile(options: argparse.Namespace) -> None:
 def prepare(options: argparse.Namespace) -> None:
     from ray.exceptions import RayError
 
+    from tokendrop.data.manifest import read_header
     from tokendrop.data.pipeline import prepare
-    from tokendrop.data.shards import SPLITS, read_manifest
+    from tokendrop.data.shards import SPLITS
     from tokendrop.launch.cluster import connect
     from tokendrop.launch.head_watch import HeadWatch
     from tokendrop.launch.prepare import cause_of
@@ -77,7 +78,7 @@ def prepare(options: argparse.Namespace) -> None:
         except (RayError, OSError) as error:
             say(f"tokendrop: the preparation failed ({cause_of(error)}); what is committed stays for the next attempt")
             sys.exit(1)
-    header = read_manifest(folder).header
+    header = read_header(folder)
     rows = dict(zip(SPLITS, header.rows, strict=True))
     counts = {"documents": header.documents, "rejected": header.rejected, "tokens": header.tokens}
     if options.json:

@@ -11,7 +11,7 @@ from corpora import documents, tiny_job, write_corpus
 from tokendrop.bench.data import Sizes, bench_data
 from tokendrop.bench.peers import PEERS, read_tables
 from tokendrop.bench.reading import MICRO_BATCH, on_one_core, our_epochs, wait_fraction, write_random_rows
-from tokendrop.data.shards import read_manifest
+from tokendrop.data.manifest import read_manifest
 from tokendrop.errors import UserError
 
 ROWS, LENGTH = 48, 16

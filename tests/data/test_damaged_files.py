@@ -21,11 +21,12 @@ from damage import mutated
 from folders import Document, write_folder
 from records import form, read
 from tokendrop.data.inspection import count_tokens, find_sample
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.order import ROW_BITS
 from tokendrop.data.records import read_records
 from tokendrop.data.rows import Rows
 from tokendrop.data.shard_files import map_shard, read_documents
-from tokendrop.data.shards import MANIFEST, SHARDS, SPLITS, read_manifest, write_shard
+from tokendrop.data.shards import MANIFEST, SHARDS, SPLITS, write_shard
 from tokendrop.data.sources import list_files
 from tokendrop.data.verify import verify
 from tokendrop.errors import DamagedDataError, UserError

@@ -17,9 +17,10 @@ from corpora import END_OF_TEXT, byte_tokenizer, documents, tiny_job
 from tokendrop.cli import main
 from tokendrop.config.load import load_job
 from tokendrop.data.inspection import Sample, count_tokens, find_sample
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.order import ROW_BITS
 from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import MANIFEST, REJECTED, SHARDS, SPLITS, TOKENIZER, read_manifest
+from tokendrop.data.shards import MANIFEST, REJECTED, SHARDS, SPLITS, TOKENIZER
 from tokendrop.data.verify import verify
 from tokendrop.errors import UserError
 from tokendrop.train.sealed import seal_text

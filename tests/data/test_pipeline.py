@@ -19,9 +19,10 @@ from folders import bytes_of
 from preparing import ROW, prepared, sides
 from tokendrop.config.load import load_job
 from tokendrop.data import pipeline, stages
+from tokendrop.data.manifest import read_counts, read_manifest, sum_by_set
 from tokendrop.data.pipeline import prepare
 from tokendrop.data.records import RecordForm
-from tokendrop.data.shards import MANIFEST, REJECTED, SPLITS, read_manifest
+from tokendrop.data.shards import MANIFEST, REJECTED, SPLITS
 from tokendrop.data.sources import list_files
 from tokendrop.data.stages import Work
 from tokendrop.errors import UserError
@@ -206,12 +207,11 @@ def test_a_mixture_keeps_its_sources_apart_and_counts_their_sets(tmp_path, real_
         {"name": "code", "corpus": [str(pile)], "only": ["Github", "StackExchange"], "weight": 1},
     ]
     job = tiny_job(tmp_path, [], data={"sources": sources, "corpus": [], "test_share": 0.1})
-    manifest = read_manifest(prepare(load_job(job)))
+    manifest = read_counts(prepare(load_job(job)))
     assert manifest.header.sources == ("wiki", "code")
     assert [one.set for one in manifest.header.sets] == ["Github", "StackExchange", "Wikipedia (en)"]
     for source, sets in (("wiki", {"Wikipedia (en)"}), ("code", {"Github", "StackExchange"})):
-        shards = [shard for split in SPLITS for shard in manifest.of(source, split)]
-        assert {one.set for shard in shards for one in shard.sets} == sets
+        assert {one.set for split in SPLITS for one in sum_by_set(manifest.stream(source, split))} == sets
     assert sum(one.tokens for one in manifest.header.sets) == manifest.header.tokens == sum(manifest.header.rows) * ROW
 
 

@@ -14,12 +14,13 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.data.batches import MicroBatches, pair_batch
 from tokendrop.data.encoder import Encoder
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.mask_tokens import IGNORED
 from tokendrop.data.pair_rows import pair_row_length, read_runs
 from tokendrop.data.pairs import PairMaker, PairSamples, held_out_pairs
 from tokendrop.data.pipeline import prepare
 from tokendrop.data.rows import Rows, held_out_ids, sample_order
-from tokendrop.data.shards import TOKENIZER, read_manifest
+from tokendrop.data.shards import TOKENIZER
 from tokendrop.data.tokenizer import PAIR_TOKENS, load_tokenizer, pair_vocabulary
 from tokendrop.errors import UserError
 

@@ -9,8 +9,9 @@ from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
 from preparing import prepared, sides, streams
 from tokendrop.config.load import load_job
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import TOKENIZER, read_manifest
+from tokendrop.data.shards import TOKENIZER
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from folders import Document, blocks, data_config, numbered_rows, open_writer, write_folder
 from tokendrop.config.data import SourceConfig
 from tokendrop.data.commit import appearing, write_whole
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.order import ROW_BITS, NotPreparedError, first_ids
 from tokendrop.data.rows import FAILED, MappedSamples, Rows, held_out_ids, sample_order
-from tokendrop.data.shard_files import read_documents
-from tokendrop.data.shards import FORMAT, MANIFEST, SHARDS, TOKENIZER, read_manifest
+from tokendrop.data.shard_files import check_files, read_documents
+from tokendrop.data.shards import FORMAT, MANIFEST, SHARDS, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
 
 FINGERPRINT = "0123456789abcdef"  # the name of a folder that preparation makes
@@ -128,7 +129,7 @@ def test_a_shard_that_is_missing_or_cut_short_and_another_tokenizer_are_named_be
 
     def check_that_it_is_named(file: str) -> None:
         with pytest.raises(DamagedDataError, match=rf"^{folder / file}: damaged .* remove {folder} and prepare"):
-            Rows(folder, "train")
+            check_files(folder, read_manifest(folder))
 
     for file in ("corpus-train-00001.arrow", TOKENIZER):
         whole = (folder / file).read_bytes()
@@ -138,7 +139,21 @@ def test_a_shard_that_is_missing_or_cut_short_and_another_tokenizer_are_named_be
         (folder / file).unlink()
         check_that_it_is_named(file)
         (folder / file).write_bytes(whole)
-    Rows(folder, "train")
+    check_files(folder, read_manifest(folder))
+
+
+def test_a_shard_that_changes_its_length_after_that_is_named_when_its_first_row_is_read(tmp_path):
+    folder = tmp_path / FINGERPRINT
+    write_folder(folder, numbered_rows(8), rows_per_shard=4)
+    path = folder / "corpus-train-00001.arrow"
+    for changed in (path.read_bytes()[:-1], path.read_bytes() + b"\n", None):
+        path.unlink()
+        if changed is not None:
+            path.write_bytes(changed)
+        rows = Rows(folder, "train")
+        assert rows.read(np.arange(4)).tolist() == [[number] * 5 for number in range(4)]
+        with pytest.raises(DamagedDataError, match=rf"^{path}: damaged .* remove {folder} and prepare"):
+            rows.read(np.array([4]))
 
 
 def test_a_flipped_byte_is_named_when_its_row_is_read(tmp_path):

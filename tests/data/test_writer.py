@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from folders import Document, all_tokens, blocks, bytes_of, open_writer, write_folder
-from tokendrop.data.shards import REJECTED, SHARDS, SPLITS, read_manifest
+from tokendrop.data.manifest import read_manifest
+from tokendrop.data.shards import REJECTED, SHARDS, SPLITS
 from tokendrop.errors import UserError
 
 DOCUMENTS = st.builds(

@@ -12,8 +12,9 @@ import pytest
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import MANIFEST, read_manifest
+from tokendrop.data.shards import MANIFEST
 from tokendrop.data.writer import ShardWriter
 from tokendrop.errors import UserError
 from tokendrop.launch.trainer import run_training

@@ -17,9 +17,9 @@ from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
 from tokendrop.config.load import load_job
 from tokendrop.data import pipeline
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.pipeline import prepare
 from tokendrop.data.rows import FAILED, note_failure, noted_failure
-from tokendrop.data.shards import read_manifest
 from tokendrop.data.sources import SourceFile, _version, list_files
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import source_path

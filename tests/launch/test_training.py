@@ -13,10 +13,10 @@ import pytest
 from mutations import flip_bit
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.data.commit import LOCK, alone_in
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.pipeline import prepare
 from tokendrop.data.rows import Rows, sample_order
 from tokendrop.data.shard_files import map_shard
-from tokendrop.data.shards import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch import trainer
 from tokendrop.launch.process_group import _DeviceBackend
@@ -115,9 +115,10 @@ def test_a_row_that_is_damaged_ends_the_run_of_all_workers(job: Path) -> None:
     rows = Rows(data, "train")
     one = np.array([4 * config.train.global_batch])  # the position of a sample of the fifth step
     sample = sample_order(config.data, seed=config.seed).sample_ids(one, rows.committed)
-    ((shard,), (row,)) = rows.places(sample)
-    path = data / rows.shards[shard].file
-    content, wanted = path.read_bytes(), map_shard(path, (rows.shards[shard].rows, rows.manifest.header.row_length))
+    ((first,), (row,)) = rows.places(sample)
+    shard = rows.shard_at(first)
+    path = data / shard.file
+    content, wanted = path.read_bytes(), map_shard(path, (shard.rows, rows.manifest.header.row_length))
     written = wanted[0][row].tobytes()
     assert content.count(written) == 1
     path.write_bytes(content.replace(written, written[::-1]))

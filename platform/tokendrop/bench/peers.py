@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tokendrop.bench.reading import MICRO_BATCH, Epoch
+from tokendrop.data.manifest import read_manifest
 
 BUFFER = 2048
 
@@ -37,8 +38,10 @@ class Peer:
 def read_tables(folder: Path) -> list[pa.Table]:
     """The mapped tokens of a folder of training shards."""
     tables: list[pa.Table] = []
-    for path in sorted(folder.glob("*-train-*.arrow")):
-        with pa.memory_map(str(path)) as file:
+    for shard in read_manifest(folder).shards:
+        if shard.split != "train":
+            continue
+        with pa.memory_map(str(folder / shard.file)) as file:
             tables.append(pa.ipc.open_file(file).read_all().select(["tokens"]))
     return tables
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.encoder import as_tiktoken
+from tokendrop.data.manifest import read_header
 from tokendrop.data.pipeline import find_corpus, prepare
 from tokendrop.data.records import RecordForm, read_records
-from tokendrop.data.shards import read_manifest
 from tokendrop.data.tokenizer import load_tokenizer, train_tokenizer
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
@@ -130,7 +130,7 @@ def _prepare(config: ExperimentConfig) -> float:
         started = time.perf_counter()
         shards = prepare(config)
         seconds = time.perf_counter() - started
-        return read_manifest(shards).header.tokens / seconds
+        return read_header(shards).tokens / seconds
 
 
 def _tokenize(config: ExperimentConfig) -> float:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from tokendrop.data.manifest import read_counts, sum_by_set
 from tokendrop.data.order import ROW_BITS, rows_of
 from tokendrop.data.rows import Rows
-from tokendrop.data.shard_files import read_documents
+from tokendrop.data.shard_files import check_files, read_documents
 from tokendrop.data.shards import (
     REJECTED,
     SPLITS,
@@ -19,8 +21,6 @@ from tokendrop.data.shards import (
     SetCounts,
     Split,
     damaged,
-    read_manifest,
-    total,
 )
 from tokendrop.errors import UserError
 
@@ -66,13 +66,14 @@ def find_sample(folder: Path, sample: int, split: Split) -> Sample:
     if not 0 <= sample < 2**63:
         raise UserError(f"--sample: want a sample id from 0 to 2^63 - 1, got {sample}")
     rows = Rows(folder, split)
+    check_files(folder, rows.manifest)
     header, ids = rows.manifest.header, np.array([sample])
     source, row = (int(found[0]) for found in rows_of(ids, sources=len(header.sources)))
     if row >= (have := rows.committed.rows[source]):
         whose = f"row {row} of '{header.sources[source]}'"
         raise UserError(f"--sample {sample}: that is {whose}, and {folder} has {have} {split} rows of it")
-    (number,), (inside,) = rows.places(ids)
-    shard = rows.shards[number]
+    (first,), (inside,) = rows.places(ids)
+    shard = rows.shard_at(first)
     tokens = rows.read(ids)[0].tolist()
     if header.kind == "sentence_pairs":  # see pair_rows.py
         tokens = tokens[1 : 1 + tokens[0]]
@@ -131,12 +132,10 @@ def count_tokens(folder: Path) -> Stats:
     Raises:
         UserError: the manifest can't be read.
     """
-    manifest = read_manifest(folder)
-    header, shards = manifest.header, manifest.shards
-    sets = total(one for shard in shards for one in shard.sets)
-    sources = [
-        _sum(name, (one for shard in shards if shard.source == name for one in shard.sets)) for name in header.sources
-    ]
+    manifest = read_counts(folder)
+    header, table = manifest.header, manifest.table
+    sets = sum_by_set(table)
+    sources = [_sum(name, sum_by_set(table.filter(pc.field("source") == name))) for name in header.sources]
     everything = _sum("total", sets)
     return Stats(
         folder=str(folder),

@@ -11,11 +11,12 @@ from tokenizers import Tokenizer
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.commit import alone_in, write_whole
+from tokendrop.data.manifest import Manifest, read_header, read_manifest
 from tokendrop.data.pair_rows import pair_row_length
 from tokendrop.data.records import RecordForm, read_records
 from tokendrop.data.rows import FAILED, note_failure
 from tokendrop.data.shard_files import check_files
-from tokendrop.data.shards import FORMAT, MANIFEST, TOKENIZER, Header, Manifest, read_manifest
+from tokendrop.data.shards import FORMAT, MANIFEST, TOKENIZER, Header
 from tokendrop.data.sources import SourceFile, list_files
 from tokendrop.data.stages import Work, tokenized
 from tokendrop.data.tokenizer import load_tokenizer, train_tokenizer, vocab_size
@@ -84,9 +85,8 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
         try:
             if not (folder / MANIFEST).exists():
                 _begin(config, corpus, tokenizer)
-            if not read_manifest(folder).header.is_complete:
-                _write(config, corpus, tokenizer, progress)
-            manifest = read_manifest(folder)
+            is_complete = read_header(folder).is_complete
+            manifest = read_manifest(folder) if is_complete else _write(config, corpus, tokenizer, progress)
             check_fits(config, manifest)
             check_files(folder, manifest)
         except UserError as error:
@@ -180,7 +180,7 @@ def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> No
     header.write(folder)
 
 
-def _write(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer, progress: Progress) -> None:
+def _write(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer, progress: Progress) -> Manifest:
     writer = ShardWriter(corpus.folder, config.data, file_sources=corpus.sources)
     work = [
         Work(number, corpus.files[number], _form(config, corpus.sources[number]), after)
@@ -189,4 +189,4 @@ def _write(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer, progr
     for block in tokenized(work, config.data, tokenizer, config.model.reads):
         writer.add(block)
         progress(writer.documents, writer.tokens)
-    writer.finish()
+    return writer.finish()

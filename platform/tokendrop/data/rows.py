@@ -3,16 +3,16 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokendrop.config.data import DataConfig
+from tokendrop.data.manifest import ManifestReader, shard_files
 from tokendrop.data.order import ROW_BITS, Committed, NotPreparedError, SampleOrder, first_ids, rows_of
-from tokendrop.data.shard_files import check_files, map_shard
-from tokendrop.data.shards import Split, damaged, read_manifest, row_checksum
+from tokendrop.data.shard_files import map_shard
+from tokendrop.data.shards import ShardFile, Split, damaged, row_checksum
 from tokendrop.errors import UserError
 
 FAILED = "failed.txt"
@@ -43,32 +43,37 @@ def noted_failure(folder: Path) -> str | None:
 
 _Mapped = tuple[NDArray[np.integer], NDArray[np.uint64]]
 Places = tuple[list[int], list[int]]
-"""Of each of some samples the number of its shard in `Rows.shards`, and its row in there."""
+"""Of each of some samples the first sample id of its shard, and its row in there; they stay as more rows come."""
 
 
 class Rows:
-    """The rows of one split, read from mapped memory; more appear as preparation goes on."""
+    """The rows of one split, read from mapped memory; more appear as preparation goes on.
 
-    def __init__(self, folder: Path, split: Split) -> None:
+    A shard's file is looked at when its first row is read. Before training, the driver looks at all of them: see
+    `check_files`.
+    """
+
+    def __init__(self, folder: Path, split: Split, *, reader: ManifestReader | None = None) -> None:
         """
+        Args:
+            reader: of the folder's manifest, where the rows of another split are read too.
         Raises:
-            DamagedDataError: the manifest can't be read, or a file is not what it says.
+            DamagedDataError: the manifest can't be read.
         """
         self.folder = folder
         self.split: Split = split
+        self._reader = reader or ManifestReader(folder)
+        self._mapped: dict[int, _Mapped] = {}
         self.refresh()
-        check_files(folder, self.manifest)
 
     def refresh(self) -> None:
-        """Look for rows that were committed since; places found before are not valid after."""
-        self.manifest = read_manifest(self.folder)
+        """Look for rows that were committed since."""
+        self.manifest = self._reader.refresh()
         self.committed = self.manifest.committed(self.split)
-        streams = [self.manifest.of(source, self.split) for source in self.manifest.header.sources]
-        firsts = [accumulate((shard.rows for shard in shards[:-1]), initial=0) if shards else () for shards in streams]
-        self.shards = [shard for shards in streams for shard in shards]
-        self._mapped: dict[int, _Mapped] = {}
-        self._sizes = np.array([shard.rows for shard in self.shards], np.int64)
-        self._firsts = np.array([n << ROW_BITS | row for n, rows in enumerate(firsts) for row in rows], np.int64)
+        self._streams = [self.manifest.stream(source, self.split) for source in self.manifest.header.sources]
+        rows = [stream["rows"].to_numpy() for stream in self._streams]
+        self._sizes = np.concatenate(rows)
+        self._firsts = np.concatenate([n << ROW_BITS | np.cumsum(one) - one for n, one in enumerate(rows)])
 
     def read(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows by sample id, (len(sample_ids), row_length).
@@ -88,7 +93,14 @@ class Rows:
         if missing.any():
             source, row = int(sources[missing][0]), int(rows[missing][0])
             raise IndexError(f"row {row} of source {source}: there are {self.committed.rows[source]}")
-        return numbers.tolist(), inside.tolist()
+        return self._firsts[numbers].tolist(), inside.tolist()
+
+    def shard_at(self, first: int) -> ShardFile:
+        """The shard with this first sample id, as `places` gives it."""
+        source = first >> ROW_BITS
+        of_source, here = np.searchsorted(self._firsts, [source << ROW_BITS, first])
+        (shard,) = shard_files(self._streams[source].slice(here - of_source, 1))
+        return shard
 
     def read_places(self, shards: Sequence[int], rows: Sequence[int]) -> NDArray[np.int64]:
         """As `read`, for those who know the places."""
@@ -97,17 +109,17 @@ class Rows:
             tokens_NT, checks_N = self._mapped.get(shard) or self._map(shard)
             tokens_T = tokens_NT[row]
             if row_checksum(tokens_T) != checks_N[row]:
-                raise damaged(self.folder / self.shards[shard].file, f"row {row} has changed")
+                raise damaged(self.folder / self.shard_at(shard).file, f"row {row} has changed")
             rows_NT[place] = tokens_T
         return rows_NT
 
-    def _map(self, number: int) -> _Mapped:
+    def _map(self, first: int) -> _Mapped:
         if len(self._mapped) >= _MAPPED_SHARDS:
             self._mapped.pop(next(iter(self._mapped)))
-        shard = self.shards[number]
-        mapped = map_shard(self.folder / shard.file, (shard.rows, self.manifest.header.row_length))
-        self._mapped[number] = mapped
-        return mapped
+        shard = self.shard_at(first)
+        shape = shard.rows, self.manifest.header.row_length
+        self._mapped[first] = map_shard(self.folder / shard.file, shape, size=shard.bytes)
+        return self._mapped[first]
 
 
 class MappedSamples:

@@ -3,6 +3,9 @@
 import hashlib
 import os
 import stat
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +13,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tokendrop.data.arrow_layout import read_layout
-from tokendrop.data.shards import TOKENIZER, Manifest, Shard, damaged, open_plain, telling_damage
+from tokendrop.data.manifest import Manifest
+from tokendrop.data.shards import TOKENIZER, ShardFile, damaged, open_plain, telling_damage
 
 _TOKENS, _CHECKS = 2, 4
 """Their buffers: the columns `tokens` (a list's validity, its numbers' validity, its numbers) and `xxh3_64`."""
 
 _KINDS: dict[int, type[np.uint16] | type[np.uint32]] = {2: np.uint16, 4: np.uint32}  # of tokens, by their bytes
+
+_LOOKERS, _LOOKS = 16, 256  # threads that look at files, and how many at a time
 
 DIFFERS = "its sha256 is not the manifest's"
 
@@ -30,14 +36,42 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     with telling_damage(path):
         if difference(path, manifest.header.tokenizer_sha256):
             raise ValueError("not the tokenizer that made these shards")
-    for shard in manifest.shards:
-        path = folder / shard.file
+    parts = manifest.table.select(["file", "bytes"]).to_batches(_LOOKS)
+    with ThreadPoolExecutor(_LOOKERS) as pool:  # a shared file system takes its time for each
+        deque(pool.map(partial(_check_sizes, folder), parts), maxlen=0)
+
+
+def _check_sizes(folder: Path, files: pa.RecordBatch) -> None:
+    for name, size in zip(*(column.to_pylist() for column in files.columns), strict=True):
+        path = folder / name
         with telling_damage(path):
-            found = path.lstat()
-            if stat.S_ISLNK(found.st_mode):
-                raise ValueError(f"a link to {path.readlink()}, want the file itself")
-            if not stat.S_ISREG(found.st_mode) or found.st_size != shard.bytes:
-                raise ValueError(f"want a file of {shard.bytes} bytes, found {found.st_size}")
+            _check_plain(path, path.lstat(), size)
+
+
+def _check_plain(path: Path, found: os.stat_result, size: int | None) -> None:
+    """ValueError for what is no plain file of so many bytes; any other might keep its reader waiting."""
+    if stat.S_ISLNK(found.st_mode):
+        raise ValueError(f"a link to {path.readlink()}, want the file itself")
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("not a file")
+    if size is not None and found.st_size != size:
+        raise ValueError(f"want a file of {size} bytes, found {found.st_size}")
+
+
+def _map(path: Path, size: int | None) -> pa.Buffer:
+    """The mapped bytes of a file, for which its file system is asked once."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        if path.is_symlink():
+            raise ValueError(f"a link to {path.readlink()}, want the file itself") from None
+        raise
+    try:
+        _check_plain(path, os.fstat(file), size)
+        with pa.memory_map(f"/dev/fd/{file}") as mapped:  # which needs no open file then, as Python's own mmap does
+            return mapped.read_buffer()
+    finally:
+        os.close(file)
 
 
 def difference(path: Path, sha256: str, *, size: int | None = None) -> str:
@@ -52,20 +86,21 @@ def difference(path: Path, sha256: str, *, size: int | None = None) -> str:
         return getattr(error, "strerror", None) or str(error)
 
 
-def map_shard(path: Path, shape: tuple[int, int]) -> tuple[NDArray[np.integer], NDArray[np.uint64]]:
+def map_shard(
+    path: Path, shape: tuple[int, int], *, size: int | None = None
+) -> tuple[NDArray[np.integer], NDArray[np.uint64]]:
     """The mapped rows of a shard, (N, row_length), and their checksums, (N,).
 
     The rows may be any numbers: their checksums tell whether they are those that were written.
 
+    Args:
+        size: of the file, bytes.
     Raises:
         DamagedDataError: it can't be read, or does not have this shape.
     """
     rows, length = shape
     try:
-        if not path.is_file():  # another kind of file might keep its reader waiting
-            raise OSError("want a file" if path.exists() else "No such file or directory")
-        with pa.memory_map(str(path)) as file:
-            content = file.read_buffer()
+        content = _map(path, size)
         layout = read_layout(memoryview(content))
         tokens, checks = layout.buffers[_TOKENS], layout.buffers[_CHECKS]
         kind = _KINDS.get(tokens.length // (rows * length))
@@ -78,7 +113,7 @@ def map_shard(path: Path, shape: tuple[int, int]) -> tuple[NDArray[np.integer], 
     return rows_NT, checks_N
 
 
-def read_documents(folder: Path, shard: Shard, row: int) -> list[dict[str, int | str]]:
+def read_documents(folder: Path, shard: ShardFile, row: int) -> list[dict[str, int | str]]:
     """The documents of one row, as `DOCUMENTS` has them.
 
     Raises:

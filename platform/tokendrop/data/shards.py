@@ -9,7 +9,6 @@ import json
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,11 +22,9 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest as row_checksum
 
 from tokendrop.config.data import is_name
-from tokendrop.config.load import build
 from tokendrop.config.model import DataKind
 from tokendrop.data.commit import write_whole
-from tokendrop.data.order import Committed
-from tokendrop.errors import DamagedDataError, UserError
+from tokendrop.errors import DamagedDataError
 
 FORMAT = 4
 MANIFEST, SHARDS, TOKENIZER, REJECTED = "manifest.json", "shards.jsonl", "tokenizer.json", "rejected.parquet"
@@ -35,7 +32,8 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 _FOLDER = re.compile("[0-9a-f]{16}")  # the name that preparation gives a folder of token shards
-_MOST = 2**48  # of what is counted here; no corpus comes close
+MOST = 2**48
+"""Above what is counted here; no corpus comes close."""
 
 DOCUMENTS = pa.list_(
     pa.struct(
@@ -51,8 +49,8 @@ DOCUMENTS = pa.list_(
 
 
 def _check_counts(*counts: int) -> None:
-    if not all(0 <= count < _MOST for count in counts):
-        raise ValueError(f"want numbers from 0 to {_MOST - 1}")
+    if not all(0 <= count < MOST for count in counts):
+        raise ValueError(f"want numbers from 0 to {MOST - 1}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class ShardFile:
     """One file of rows."""
 
     source: str
@@ -99,13 +97,19 @@ class Shard:
     bytes: int
     """Size of the file."""
     sha256: str
-    sets: tuple[SetCounts, ...]
-    next: Place
 
     def __post_init__(self) -> None:
         _check_counts(self.rows, self.bytes)
         if not self.rows:
             raise ValueError("rows: want at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard(ShardFile):
+    """A file of rows, with what preparation needs to go on after it."""
+
+    sets: tuple[SetCounts, ...]
+    next: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,65 +146,6 @@ class Header:
         write_whole(folder / MANIFEST, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """A folder of token shards as far as it is committed."""
-
-    header: Header
-    shards: tuple[Shard, ...]
-
-    def of(self, source: str, split: Split) -> list[Shard]:
-        """The shards of one stream, in order."""
-        return [shard for shard in self.shards if (shard.source, shard.split) == (source, split)]
-
-    def committed(self, split: Split) -> Committed:
-        """Rows at hand, by source."""
-        rows = tuple(sum(shard.rows for shard in self.of(source, split)) for source in self.header.sources)
-        return Committed(rows, self.header.is_complete)
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder.
-
-    Raises:
-        DamagedDataError: there is none, or it can't be read.
-        UserError: another version of tokendrop wrote it.
-    """
-    path = folder / MANIFEST
-    with telling_damage(path):
-        told = json.loads(_content(path))
-    written = told.get("format", FORMAT) if isinstance(told, dict) else FORMAT
-    if written != FORMAT:
-        raise UserError(
-            f"{folder}: token shards of format {repr(written)[:20]}, this version reads {FORMAT};"
-            " prepare the data again"
-        )
-    with telling_damage(path):
-        header: Header = build(Header, told, "")
-    path = folder / SHARDS
-    with telling_damage(path):
-        # read after the header: where that says complete, all lines are there
-        lines = _content(path).split(b"\n")[:-1] if path.exists() else []  # a line being written does not count
-        shards = tuple(build(Shard, json.loads(line), f"line {number}") for number, line in enumerate(lines, start=1))
-        _check_names(shards, header.sources)
-    if header.is_complete and header.rows != tuple(
-        sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS
-    ):
-        raise damaged(path, f"its shards do not add up to the rows that {MANIFEST} tells of")
-    return Manifest(header=header, shards=shards)
-
-
-def _check_names(shards: Iterable[Shard], sources: tuple[str, ...]) -> None:
-    """A file has the name that its place in its stream gives it: so each stream is whole, and no name leads away."""
-    places: Counter[tuple[str, Split]] = Counter()
-    for line, shard in enumerate(shards, start=1):
-        stream = shard.source, shard.split
-        wanted = shard_name(*stream, places[stream]) if shard.source in sources else f"a shard of {', '.join(sources)}"
-        if shard.source not in sources or shard.file != wanted:
-            raise ValueError(f"line {line}: want {wanted}, got {shard.file[:80]!r}")
-        places[stream] += 1
-
-
 def shard_name(source: str, split: Split, number: int) -> str:
     """The file of a stream's shard, counted from 0."""
     return f"{source}-{split}-{number:05}.arrow"
@@ -213,11 +158,6 @@ def telling_damage(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error) from None
-
-
-def _content(path: Path) -> bytes:
-    with open_plain(path) as file:
-        return file.read()
 
 
 def open_plain(path: Path) -> BufferedReader:
@@ -249,14 +189,9 @@ def write_shard(path: Path, rows_NT: NDArray[np.integer], documents: pa.Array) -
 def append_shard(folder: Path, shard: Shard) -> None:
     """Commit a shard whose file is written."""
     with (folder / SHARDS).open("ab") as file:
-        file.write(_line(shard))
+        file.write(json.dumps(asdict(shard)).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def rewrite_shards(folder: Path, shards: Iterable[Shard]) -> None:
-    """Put the lines of committed shards into this order."""
-    write_whole(folder / SHARDS, b"".join(map(_line, shards)))
 
 
 def drop_torn_line(folder: Path) -> None:
@@ -289,7 +224,3 @@ def remedy(folder: Path) -> str:
     """What to do about damage in a folder; nothing where it is not one that preparation made."""
     is_ours = _FOLDER.fullmatch(folder.name) and ((folder / MANIFEST).is_file() or (folder / SHARDS).is_file())
     return f"remove {folder} and prepare the data again" if is_ours else ""
-
-
-def _line(shard: Shard) -> bytes:
-    return json.dumps(asdict(shard)).encode() + b"\n"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.shard_files import DIFFERS, difference, map_shard
-from tokendrop.data.shards import TOKENIZER, Shard, read_manifest, remedy, row_checksum
+from tokendrop.data.shards import TOKENIZER, ShardFile, remedy, row_checksum
 from tokendrop.errors import DamagedDataError
 
 _MOST_NAMED = 5
@@ -70,7 +71,7 @@ def verify(folder: Path, *, progress: Progress = lambda done, size: None) -> Ver
     )
 
 
-def _damage(folder: Path, shard: Shard, *, row_length: int) -> str:
+def _damage(folder: Path, shard: ShardFile, *, row_length: int) -> str:
     """What is wrong with a shard; empty when nothing is."""
     path = folder / shard.file
     what = difference(path, shard.sha256, size=shard.bytes)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from tokendrop.config.data import DataConfig
 from tokendrop.data.commit import remove_partial, write_whole
 from tokendrop.data.content import DAMAGED
+from tokendrop.data.manifest import Manifest, order_lines, read_counts, sum_by_set
 from tokendrop.data.pack import Documents, Packer
 from tokendrop.data.pair_rows import PairPacker
 from tokendrop.data.shards import (
@@ -18,15 +19,13 @@ from tokendrop.data.shards import (
     SHARDS,
     SPLITS,
     Header,
-    Manifest,
     Place,
+    SetCounts,
     Shard,
     Split,
     append_shard,
     damaged,
     drop_torn_line,
-    read_manifest,
-    rewrite_shards,
     shard_name,
     total,
     write_shard,
@@ -58,22 +57,27 @@ class ShardWriter:
         drop_torn_line(folder)
         self.folder, self.max_rejected = folder, data.max_rejected
         self.file_sources: tuple[str, ...] = tuple(file_sources)
-        self.manifest: Manifest = read_manifest(folder)
-        self.tokens = sum(one.tokens for shard in self.manifest.shards for one in shard.sets)
+        manifest = read_counts(folder)
+        self.header: Header = manifest.header
+        self._sets: tuple[SetCounts, ...] = sum_by_set(manifest.table)
         held_out = max(1, data.rows_per_shard // 16)
         self._rows: dict[Split, int] = {"train": data.rows_per_shard, "validation": held_out}
         if data.test_share:
             self._rows["test"] = held_out
-        header = self.manifest.header
         self._streams: dict[tuple[str, Split], _Stream] = {
-            (source, split): _Stream(self.manifest.of(source, split), header, data)
-            for source in header.sources
+            (source, split): _Stream(manifest.stream(source, split), self.header, data)
+            for source in self.header.sources
             for split in self._rows
         }
-        self._restart = {source: min(self._places(source), key=_order) for source in header.sources}
+        self._restart = {source: min(self._places(source), key=_order) for source in self.header.sources}
         self.seen = {source: place.seen for source, place in self._restart.items()}
         self._rejected = self._earlier_rejected()
         self._written_rejected = len(self._rejected)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in committed rows."""
+        return sum(one.tokens for one in self._sets)
 
     @property
     def documents(self) -> int:
@@ -120,20 +124,18 @@ class ShardWriter:
             if rows := stream.packer.rows_ready():
                 self._write(source, split, rows)
         self._write_rejected()
-        shards = sorted(read_manifest(self.folder).shards, key=lambda shard: (shard.source, shard.split))
-        rewrite_shards(self.folder, shards)  # the order in which they came depended on blocks
-        rows = tuple(sum(shard.rows for shard in shards if shard.split == split) for split in SPLITS)
+        manifest = order_lines(self.folder)  # the order in which they came depended on blocks
         header: Header = replace(
-            self.manifest.header,
+            self.header,
             is_complete=True,
             documents=self.documents,
             rejected=len(self._rejected),
             tokens=self.tokens,
-            rows=rows,
-            sets=total(one for shard in shards for one in shard.sets),
+            rows=tuple(sum(manifest.committed(split).rows) for split in SPLITS),
+            sets=self._sets,
         )
         header.write(self.folder)
-        return read_manifest(self.folder)
+        return replace(manifest, header=header)
 
     def _places(self, source: str) -> list[Place]:
         files = [number for number, name in enumerate(self.file_sources) if name == source]
@@ -166,7 +168,7 @@ class ShardWriter:
         )
         append_shard(self.folder, shard)
         stream.shards += 1
-        self.tokens += sum(one.tokens for one in packed.sets)
+        self._sets = total([*self._sets, *packed.sets])
 
     def _judge(self, *, is_due: bool) -> None:
         self._judge_files()
@@ -174,7 +176,7 @@ class ShardWriter:
             return
         self._write_rejected()
         number, record, reason = min(self._rejected)
-        file = self.manifest.header.files[number]
+        file = self.header.files[number]
         raise UserError(
             f"data.corpus: {len(self._rejected)} of {self.documents} documents can't be read, more than"
             f" data.max_rejected={self.max_rejected:g}; the first: {file}:{record}: {reason}"
@@ -188,14 +190,14 @@ class ShardWriter:
             self._write_rejected()
             number, record, reason = min(lost)
             raise UserError(
-                f"data.corpus: {self.manifest.header.files[number]}:{record}: {reason}; want the whole file,"
+                f"data.corpus: {self.header.files[number]}:{record}: {reason}; want the whole file,"
                 " or data.max_rejected=1 to go without the rest of it"
             )
 
     def _write_rejected(self) -> None:
         """All of them, as of now; those that a later attempt finds again it takes from the corpus."""
         if self._rejected and len(self._rejected) != self._written_rejected:
-            files = self.manifest.header.files
+            files = self.header.files
             lines = [(files[file], record, reason, file) for file, record, reason in sorted(self._rejected)]
             table = pa.table([list(column) for column in zip(*lines, strict=True)], schema=_REJECTED_SCHEMA)
             sink = pa.BufferOutputStream()
@@ -218,9 +220,13 @@ class ShardWriter:
 class _Stream:
     """The rows of one split of one source."""
 
-    def __init__(self, shards: Sequence[Shard], header: Header, data: DataConfig) -> None:
-        self.shards = len(shards)
-        self.begin = shards[-1].next if shards else None
+    def __init__(self, shards: pa.Table, header: Header, data: DataConfig) -> None:
+        """
+        Args:
+            shards: the lines of those that are committed, with their places.
+        """
+        self.shards = shards.num_rows
+        self.begin = Place(**shards["next"][-1].as_py()) if self.shards else None
         if header.kind == "text":
             self.packer = Packer(header.row_length, begin=self.begin)
         else:

@@ -10,9 +10,10 @@ import ray
 from ray.exceptions import RayTaskError
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.manifest import Manifest, ManifestReader, read_header
 from tokendrop.data.pipeline import find_corpus, prepare
 from tokendrop.data.rows import note_failure
-from tokendrop.data.shards import MANIFEST, Manifest, read_manifest
+from tokendrop.data.shards import MANIFEST
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.watch import prepare_line
 from tokendrop.render import say
@@ -78,9 +79,12 @@ class Preparation:
             UserError: the corpus or the tokenizer is wrong.
         """
         can_follow = _spare_cpus(self.config) >= 1
+        reader = ManifestReader(self.folder)
         while not self._done.done():
             time.sleep(_POLL_S)
-            if can_follow and (self.folder / MANIFEST).exists() and can_start(self.config, read_manifest(self.folder)):
+            # once all is there, preparation is over in a moment, and may have something to say
+            is_growing = (self.folder / MANIFEST).exists() and not read_header(self.folder).is_complete
+            if can_follow and is_growing and can_start(self.config, reader.refresh()):
                 return self.folder
         return self._done.result()
 

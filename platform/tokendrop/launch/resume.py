@@ -4,9 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.pipeline import check_fits
 from tokendrop.data.shard_files import check_files
-from tokendrop.data.shards import MANIFEST, read_manifest
+from tokendrop.data.shards import MANIFEST
 from tokendrop.errors import UserError
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.secrets import redact

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.batches import MicroBatches, Samples, text_batch
+from tokendrop.data.manifest import ManifestReader
 from tokendrop.data.rows import MappedSamples, Rows, held_out_ids, sample_order
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
@@ -80,10 +81,12 @@ def run_worker(
 
     timings = [*RunControl(task.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(task.run), rank=rank, agree=said_by_rank_0, must_save=must_save)
+    manifest = ManifestReader(task.data)  # read once, for both
+    order = sample_order(config.data, seed=config.seed)
     batches = MicroBatches(
         text_batch,
-        train=samples or MappedSamples(Rows(task.data, "train"), sample_order(config.data, seed=config.seed)),
-        validation=task.held_out or held_out_rows(config, task.data),
+        train=samples or MappedSamples(Rows(task.data, "train", reader=manifest), order),
+        validation=task.held_out or held_out_rows(config, task.data, reader=manifest),
         split=replace(config.plan().batch, world_size=world_size),
         rank=rank,
         device=device,
@@ -131,9 +134,9 @@ def said_by_rank_0(number: int) -> int:
     return int(said)
 
 
-def held_out_rows(config: ExperimentConfig, data: Path) -> HeldOut:
+def held_out_rows(config: ExperimentConfig, data: Path, *, reader: ManifestReader | None = None) -> HeldOut:
     """The validation rows of a run."""
-    rows = Rows(data, "validation")
+    rows = Rows(data, "validation", reader=reader)
     ids = held_out_ids(config.data, rows.committed, config.evaluate.sequences)
     return ids, rows.read(ids)
 

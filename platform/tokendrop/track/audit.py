@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tokendrop.data.manifest import read_manifest
 from tokendrop.data.order import Committed, NotPreparedError, SampleOrder
 from tokendrop.data.rows import sample_order
-from tokendrop.data.shards import MANIFEST, SHARDS, read_manifest
+from tokendrop.data.shards import MANIFEST, SHARDS
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, read_part, span_of
 from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
