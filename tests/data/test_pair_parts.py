@@ -61,18 +61,20 @@ def test_swapping_twice_changes_nothing_and_once_puts_b_first(case, swapped):
 @given(case=PAIRS, other=st.data(), replaced=hnp.arrays(bool, 3))
 def test_what_replaces_b_is_one_part_of_the_other_run_from_a_sentence_on_and_fits(case, other, replaced):
     runs, bits = runs_of(case)
-    room = runs.tokens_BR.shape[1]
     others = Runs(runs.tokens_BR[::-1] + 100, runs.lengths_B[::-1], runs.begins_BR[::-1])
     pairs = split_runs(runs, bits)
-    found = replace_seconds(pairs, others, replaced, bits)
+    found = replace_seconds(pairs, runs, others, replaced, bits)
+    kept = replace_seconds(pairs, runs, others, ~replaced, bits)
+    assert np.array_equal(found.first_B, kept.first_B)  # a label has no part in lengths
+    assert np.array_equal(found.second_B, kept.second_B)
     for row in range(3):
         first, second = found.first_B[row], found.second_B[row]
         got = found.tokens_BR[row, first : first + second].tolist()
         assert found.tokens_BR[row, :first].tolist() == pairs.tokens_BR[row, :first].tolist()
+        assert 1 <= second <= pairs.second_B[row]
         if not replaced[row]:
-            assert got == pairs.tokens_BR[row, first : runs.lengths_B[row]].tolist()
+            assert got == pairs.tokens_BR[row, first : first + second].tolist()
             continue
-        assert 1 <= second <= room - first
         source = others.tokens_BR[row, : others.lengths_B[row]].tolist()
         starts = [place for place in np.flatnonzero(others.begins_BR[row]) if place]
         assert any(source[start : start + second] == got for start in starts)

@@ -202,15 +202,30 @@ def test_words_are_masked_with_all_of_their_pieces(folder):
     assert most > 100
 
 
-def test_another_text_stands_for_b_and_is_known_by_neither_length_nor_how_it_begins_and_ends(folder):
+def test_a_classifier_on_lengths_tells_next_sentences_from_others_no_better_than_chance(folder):
+    make = PairMaker(
+        PairsConfig(sentence_task="nsp"), pair_vocabulary(tokenizer_of(folder)), sequence_length=LENGTH, seed=7
+    )
+    rows = Rows(folder, "train")
+    samples = PairSamples(rows, SampleOrder(seed=7, weights=[1.0], window=WINDOW), make.config, seed=7)
+    pairs, labels = make.pairs(*samples.at(np.arange(80_000)))
+    lengths = pairs.first_B * LENGTH + pairs.second_B
+    learned, told = slice(0, None, 2), slice(1, None, 2)
+    seen = [np.bincount(lengths[learned][labels[learned] == label], minlength=LENGTH**2) for label in (0, 1)]
+    guessed = (seen[1] > seen[0])[lengths[told]]  # the best that can be learned of two lengths
+    assert 0.49 < np.mean(labels) < 0.51
+    assert np.mean(guessed == labels[told]) <= 0.51
+    kept = (pairs.first_B + pairs.second_B).mean() / samples.rows.read(np.arange(rows.committed.rows[0]))[:, 0].mean()
+    assert kept > 0.8  # that B is cut costs few tokens
+
+
+def test_another_text_stands_for_b_and_is_not_known_by_how_it_begins_and_ends(folder):
     tokenizer = tokenizer_of(folder)
     stop = tokenizer.token_to_id(".")
-    lengths, ended = {0: [], 1: []}, {0: [], 1: []}
+    ended = {0: [], 1: []}
     for sample in by_id(steps(reader(folder, "nsp"), *range(100))).values():
-        a, b = sides(sample, tokenizer)
-        lengths[sample[-1]].append(len(a) + len(b))
+        _, b = sides(sample, tokenizer)
         ended[sample[-1]].append(b[-1] == stop)
-    assert abs(np.mean(lengths[0]) - np.mean(lengths[1])) < 0.1 * np.mean(lengths[0])
     assert abs(np.mean(ended[0]) - np.mean(ended[1])) < 0.1
 
 

@@ -76,7 +76,8 @@ class PairMaker:
             return swap(pairs, wrong_B), wrong_B.astype(np.int64)
         mates = read_runs(rows_BT[:, length:], sequence_length=self.sequence_length)
         wrong_B &= mates.lengths_B > 0
-        return replace_seconds(pairs, mates, wrong_B, self._bits(_MATE_SPLIT, ids_B)), wrong_B.astype(np.int64)
+        bits_B = self._bits(_MATE_SPLIT, ids_B)
+        return replace_seconds(pairs, runs, mates, wrong_B, bits_B), wrong_B.astype(np.int64)
 
     def _bits(self, purpose: int, ids_B: NDArray[np.int64]) -> NDArray[np.uint64]:
         return hashed(self.seed, purpose, ids_B)
@@ -155,12 +156,17 @@ def swap(pairs: Pairs, swapped_B: NDArray[np.bool_]) -> Pairs:
     return Pairs(np.take_along_axis(pairs.tokens_BR, moved_BR, axis=1), first_B, second_B)
 
 
-def replace_seconds(pairs: Pairs, others: Runs, replaced_B: NDArray[np.bool_], bits_B: NDArray[np.uint64]) -> Pairs:
-    """Sentences of another run in the place of B where `replaced_B`, of about the same length.
+def replace_seconds(
+    pairs: Pairs, runs: Runs, others: Runs, replaced_B: NDArray[np.bool_], bits_B: NDArray[np.uint64]
+) -> Pairs:
+    """Sentences of another run in the place of B where `replaced_B`; B is cut to one length, replaced or not.
 
-    They begin where one of the other's B could, rather there where enough are left, and end with the sentence that
-    brings them closest to the length of what they replace, as far as there is room: so neither how they begin or end
-    nor their length tells them from a true B.
+    Others begin where one of the other run's B could, rather there where enough are left. B is as long as both have
+    tokens, up to the end of a sentence of B in half of the pairs, of the others in the other half. `replaced_B` has no
+    part in that: so the lengths of A and B tell nothing of it, nor does how B begins or ends.
+
+    Args:
+        runs: those that `pairs` are of; a pair keeps all of its B where the other run is empty.
     """
     room = pairs.tokens_BR.shape[1]
     places_R = np.arange(room)
@@ -169,19 +175,26 @@ def replace_seconds(pairs: Pairs, others: Runs, replaced_B: NDArray[np.bool_], b
     earliest_BR = inner_BR & (np.cumsum(inner_BR, 1) == 1)
     start_B = _pick(np.where(enough_BR.any(1, keepdims=True), enough_BR, earliest_BR), bits_B)
 
-    edges_BE = np.pad(inner_BR, ((0, 0), (0, 1))) | (np.arange(room + 1) == others.lengths_B[:, None])
-    lengths_BE = np.arange(room + 1) - start_B[:, None]
-    most_B = room - pairs.first_B
-    edges_BE &= (lengths_BE > 0) & (lengths_BE <= most_B[:, None])
-    off_BE = np.where(edges_BE, np.abs(lengths_BE - pairs.second_B[:, None]), 2 * room)
-    nearest_B = np.take_along_axis(lengths_BE, off_BE.argmin(1, keepdims=True), axis=1)[:, 0]
-    # the first of them alone may be too long
-    second_B = np.where(edges_BE.any(1), nearest_B, np.minimum(most_B, others.lengths_B - start_B))
+    most_B = np.minimum(pairs.second_B, others.lengths_B - start_B)
+    ends_B = np.where(
+        bits_B >> np.uint64(63) == 1,
+        _longest(runs, pairs.first_B, most_B),
+        _longest(others, start_B, most_B),
+    )
+    second_B = np.where(others.lengths_B > 0, np.where(ends_B > 0, ends_B, most_B), pairs.second_B)
 
     from_B = np.where(places_R < pairs.first_B[:, None], -1, places_R - pairs.first_B[:, None] + start_B[:, None])
     taken_BR = np.take_along_axis(others.tokens_BR, np.clip(from_B, 0, room - 1), axis=1)
     tokens_BR = np.where((from_B >= 0) & replaced_B[:, None], taken_BR, pairs.tokens_BR)
-    return Pairs(tokens_BR, pairs.first_B, np.where(replaced_B, second_B, pairs.second_B))
+    return Pairs(tokens_BR, pairs.first_B, second_B)
+
+
+def _longest(runs: Runs, start_B: NDArray[np.int64], most_B: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens from a start to the last end of a sentence among the next `most_B`; 0 where there is none."""
+    places_E = np.arange(runs.tokens_BR.shape[1] + 1)
+    ends_BE = np.pad(runs.begins_BR, ((0, 0), (0, 1))) | (places_E == runs.lengths_B[:, None])
+    lengths_BE = places_E - start_B[:, None]
+    return np.where(ends_BE & (lengths_BE <= most_B[:, None]), lengths_BE, 0).max(1)
 
 
 def arrange(
