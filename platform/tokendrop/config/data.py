@@ -87,7 +87,8 @@ class DataConfig:
     """Share of the documents that may be unreadable before preparation stops; each is listed in rejected.parquet.
     A damaged file, of which the rest can't be read, stops it always; 1 goes on whatever is lost."""
     tokenizer: str | None = None
-    """A `tokenizer.json` or, for BERT, a `vocab.txt`; without one, a tokenizer is trained on the head of the corpus."""
+    """A `tokenizer.json` or, for BERT, a `vocab.txt`; without one, a tokenizer is trained on the head of the corpus,
+    of several sources on the heads of all by weight."""
     tokenizer_vocab_size: int = 4096
     """Size of a tokenizer that is trained here."""
     validation_share: float = 0.01

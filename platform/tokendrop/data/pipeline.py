@@ -19,7 +19,7 @@ from tokendrop.data.shard_files import check_files
 from tokendrop.data.shards import FORMAT, MANIFEST, TOKENIZER, Header
 from tokendrop.data.sources import SourceFile, list_files
 from tokendrop.data.stages import Work, tokenized
-from tokendrop.data.tokenizer import load_tokenizer, train_tokenizer, vocab_size
+from tokendrop.data.tokenizer import by_weight, load_tokenizer, train_tokenizer, vocab_size
 from tokendrop.data.writer import ShardWriter
 from tokendrop.errors import UserError
 
@@ -135,6 +135,9 @@ def _fingerprint(config: ExperimentConfig, files: Iterable[SourceFile], sources:
         [(file.name, file.size, file.modified) for file in files],
         [*sources],
     ]
+    if not data.tokenizer and len(data.mixture) > 1:  # the one that is trained depends on them
+        total = sum(source.weight for source in data.mixture)
+        parts.append([source.weight / total for source in data.mixture])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -145,16 +148,18 @@ def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
         return load_tokenizer(corpus.folder / TOKENIZER, config.model.reads)
     rejected: list[str] = []
 
-    def texts() -> Iterator[str]:
-        for file, source in zip(corpus.files, corpus.sources, strict=True):
+    def texts(source: str) -> Iterator[str]:
+        for file in (file for file, of in zip(corpus.files, corpus.sources, strict=True) if of == source):
             for record in read_records(file, _form(config, source)):
                 if record.reason:
                     rejected.append(f"{file.name}:{record.number}: {record.reason}")
                 else:
                     yield record.text
 
+    mixture = config.data.mixture
+    sample = by_weight([texts(source.name) for source in mixture], [source.weight for source in mixture])
     try:
-        return train_tokenizer(texts(), vocab_size=config.data.tokenizer_vocab_size, kind=config.model.reads)
+        return train_tokenizer(sample, vocab_size=config.data.tokenizer_vocab_size, kind=config.model.reads)
     except UserError as error:
         raise UserError("; ".join([str(error), *rejected[:1]])) from None
 

@@ -1,7 +1,7 @@
 """Byte-level BPE for text and WordPiece for pairs of sentences, by Hugging Face's tokenizers."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,22 @@ def train_tokenizer(documents: Iterator[str], *, vocab_size: int, kind: DataKind
     )
     tokenizer.train_from_iterator(_head(documents), trainer)
     return tokenizer
+
+
+def by_weight(sources: Sequence[Iterator[str]], weights: Sequence[float]) -> Iterator[str]:
+    """Documents of several sources, each in its own order: those of a source have its share of the characters so far.
+
+    A source that is used up is left out from there on.
+    """
+    taken = dict.fromkeys(range(len(sources)), 0.0)
+    while taken:
+        source = min(taken, key=lambda number: (taken[number], number))
+        text = next(sources[source], None)
+        if text is None:
+            del taken[source]
+        else:
+            taken[source] += len(text) / weights[source]
+            yield text
 
 
 def load_tokenizer(path: str | Path, kind: DataKind = "text") -> Tokenizer:
