@@ -3,11 +3,10 @@
 import hashlib
 import logging
 import time
-import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import ceil
@@ -19,7 +18,6 @@ import ray
 import ray.data
 from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, RayError, WorkerCrashedError
-from ray.util.annotations import RayDeprecationWarning
 from tokenizers import Tokenizer
 
 from tokendrop.config.data import DataConfig
@@ -39,10 +37,8 @@ _BLOCK_CHARACTERS, _BLOCK_DOCUMENTS = 8_000_000, 16_384
 # tasks, so three tokenizers share two cores.
 _READER_CPUS, _TOKENIZER_CPUS, _CPUS_PER_READER = 0.1, 0.6, 8
 
-# Left alone, Ray Data starts a task whose process dies anew for ever. It takes `max_retries` in a way that ends with
-# Ray 2.64.
-_RETRIES = 1
-warnings.filterwarnings("ignore", category=RayDeprecationWarning, module=__name__.replace(".", r"\."))
+_MOST_ATTEMPTS = 2
+_DIES = "whatever does this dies of it"
 
 _SEARCH_FILES, _SEARCH_S = 256, 300.0  # for the file whose reader dies
 
@@ -66,41 +62,90 @@ def tokenized(work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: Da
             instead would be tried again, and reported with Ray's traceback. Or whatever reads it dies.
         RayError: processes of the cluster die for another reason.
     """
-    if not work:
-        return
+    _quiet()
+    shares = data.validation_share, data.test_share
+    end = end_of_text(tokenizer) if kind == "text" else None
+    tokenize = partial(_tokenize, tokenizer=tokenizer.to_str(), end=end, shares=shares)
+    left = deque(work)
+    while left:
+        readers = _readers()
+        with closing(_round([*left], readers, tokenize)) as parts:
+            for part in parts:
+                yield part
+                _leave_out(left, part)
+                if _readers() >= 2 * readers:  # nodes have come, on which more files can be read at a time
+                    break
+            else:
+                return
+
+
+def _readers() -> int:
+    """Files that are read at a time, by the cores that the cluster has now."""
+    return ceil(ray.cluster_resources().get("CPU", 1) / _CPUS_PER_READER)
+
+
+def _leave_out(left: deque[Work], part: pa.Table) -> None:
+    """What comes before the end of a block has been read."""
+    file, record = part.column("file")[-1].as_py(), part.column("record")[-1].as_py()
+    while left[0].number != file:
+        left.popleft()
+    left[0] = replace(left[0], after=record)
+
+
+def _round(work: list[Work], readers: int, tokenize: Callable[[pa.Table], pa.Table]) -> Generator[pa.Table]:
+    """Blocks of tokenized records, by so many readers."""
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
     context.target_max_block_size = _BLOCK_CHARACTERS  # without one, a block is a whole file
     context.enable_progress_bars = False
-    _quiet()
-    read = partial(_read, work=work, block=(_BLOCK_CHARACTERS, _BLOCK_DOCUMENTS))
-    shares = data.validation_share, data.test_share
-    end = end_of_text(tokenizer) if kind == "text" else None
-    tokenize = partial(_tokenize, tokenizer=tokenizer.to_str(), end=end, shares=shares)
-    readers = ceil(ray.cluster_resources().get("CPU", 1) / _CPUS_PER_READER)
+    attempts: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Attempts).remote()
+    read = partial(_counted_read, attempts=attempts, work=work, block=(_BLOCK_CHARACTERS, _BLOCK_DOCUMENTS))
+    tokenize = partial(_counted_tokenize, attempts=attempts, tokenize=tokenize)
+    at_most = ray.data.TaskPoolStrategy(size=readers)
     with ray.data.DataContext.current(context):
         blocks: Iterable[Any] = (
             ray.data.from_items([*range(len(work))], override_num_blocks=min(len(work), 64))
-            .map_batches(read, batch_size=1, num_cpus=_READER_CPUS, concurrency=readers, max_retries=_RETRIES)
-            .map_batches(
-                tokenize, batch_format="pyarrow", batch_size=None, num_cpus=_TOKENIZER_CPUS, max_retries=_RETRIES
-            )
+            .map_batches(read, batch_size=1, num_cpus=_READER_CPUS, compute=at_most)
+            .map_batches(tokenize, batch_format="pyarrow", batch_size=None, num_cpus=_TOKENIZER_CPUS)
             .iter_batches(batch_size=None, batch_format="pyarrow")
         )
     last = work[0].number
-    try:
-        for block in blocks:
-            for error in filter(None, block.column("error").to_pylist()):
-                raise UserError(error)
-            for part in _by_file(block):
-                last = part.column("file")[0].as_py()
-                yield part
-    except WorkerCrashedError:
-        if deadly := _deadly([one for one in work if one.number >= last][:_SEARCH_FILES]):
-            raise UserError(
-                f"data.corpus: {deadly.file.name}: whatever reads this file dies of it; want a file that is whole"
-            ) from None
-        raise
+    for block in blocks:
+        for error in filter(None, block.column("error").to_pylist()):
+            if error == _DIES:
+                raise _death([one for one in work if one.number >= last])
+            raise UserError(error)
+        for part in _by_file(block):
+            last = part.column("file")[0].as_py()
+            yield part
+
+
+class _Attempts:
+    """How often something was begun, by any process of the cluster.
+
+    Ray Data begins a task whose process dies anew for ever.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, int, int]] = Counter()
+
+    def begin(self, *what: Any) -> int:
+        self._counts[what] += 1
+        return self._counts[what]
+
+
+def _dies(attempts: Any, *what: Any) -> bool:
+    """Whether whatever does this has died of it before, more often than chance would have it."""
+    count: Any = ray.get(attempts.begin.remote(*what))
+    return count > _MOST_ATTEMPTS
+
+
+def _death(work: list[Work]) -> Exception:
+    """Why processes die: one of these files, or something else."""
+    if deadly := _deadly(work[:_SEARCH_FILES]):
+        name = deadly.file.name
+        return UserError(f"data.corpus: {name}: whatever reads this file dies of it; want a file that is whole")
+    return WorkerCrashedError()
 
 
 def _deadly(suspects: list[Work]) -> Work | None:
@@ -140,6 +185,20 @@ def _quiet() -> None:
     for handler in logging.getLogger("ray.data").handlers:
         if handler.name == "console":
             handler.setLevel(logging.CRITICAL)  # what fails is raised, too
+
+
+def _counted_read(batch: Any, *, attempts: Any, work: list[Work], block: tuple[int, int]) -> Iterator[pa.Table]:
+    one = work[batch["item"][0]]
+    if _dies(attempts, "read", one.number, one.after):
+        yield _block(one.number, [], _DIES)
+    else:
+        yield from _read(batch, work=work, block=block)
+
+
+def _counted_tokenize(block: pa.Table, *, attempts: Any, tokenize: Callable[[pa.Table], pa.Table]) -> pa.Table:
+    if block.num_rows and _dies(attempts, "tokenize", block["file"][0].as_py(), block["record"][0].as_py()):
+        block = _block(block["file"][0].as_py(), [], _DIES)
+    return tokenize(block)
 
 
 def _read(batch: Any, *, work: list[Work], block: tuple[int, int]) -> Iterator[pa.Table]:

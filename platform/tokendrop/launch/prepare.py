@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from math import floor
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +16,7 @@ from tokendrop.data.pipeline import find_corpus, prepare
 from tokendrop.data.rows import note_failure
 from tokendrop.data.shards import MANIFEST
 from tokendrop.errors import UserError, first_line
+from tokendrop.launch.room import Resources, count_places, resources_of
 from tokendrop.launch.watch import prepare_line
 from tokendrop.render import say
 
@@ -49,6 +51,7 @@ class Preparation:
         """
         self.config, self.shards = config, shards
         self.folder = shards or find_corpus(config).folder
+        self._most_workers = max(segment.workers for segment in config.plan().segments)
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
@@ -72,21 +75,26 @@ class Preparation:
     def wait(self) -> Path:
         """The folder, as soon as training can start on it.
 
-        That is when its first rows are committed, where the cluster has cores beside those of the workers; where it
-        has none, workers that wait for rows would keep them from being made, and all is prepared first.
+        That is when its first rows are committed and a node has come that keeps a core for preparation, wherever the
+        workers are put; where there is none, workers that wait for rows would keep them from being made, and all is
+        prepared first.
 
         Raises:
             UserError: the corpus or the tokenizer is wrong.
         """
-        can_follow = _spare_cpus(self.config) >= 1
         reader = ManifestReader(self.folder)
         while not self._done.done():
             time.sleep(_POLL_S)
             # once all is there, preparation is over in a moment, and may have something to say
             is_growing = (self.folder / MANIFEST).exists() and not read_header(self.folder).is_complete
-            if can_follow and is_growing and can_start(self.config, reader.refresh()):
+            if is_growing and can_start(self.config, reader.refresh()) and self._keeps_a_core():
                 return self.folder
         return self._done.result()
+
+    def _keeps_a_core(self) -> bool:
+        """Whether preparation goes on beside the workers, by the nodes that the cluster has now."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return keeps_a_core(nodes, resources_of(self.config.scaling), workers=self._most_workers)
 
     def _prepare(self) -> Path:
         if self.shards is not None:
@@ -118,6 +126,14 @@ def can_start(config: ExperimentConfig, manifest: Manifest) -> bool:
     )
 
 
-def _spare_cpus(config: ExperimentConfig) -> float:
-    most = max(segment.workers for segment in config.plan().segments)
-    return ray.cluster_resources().get("CPU", 0) - most * config.scaling.cpus_per_worker
+def keeps_a_core(nodes: list[Resources], each: Resources, *, workers: int) -> bool:
+    """Whether a node has a core left for preparation, however so many workers are spread over these nodes."""
+    to_fill = 0
+    for node in nodes:
+        if node.get("CPU", 0) < 1:
+            continue
+        takes_last = floor((node["CPU"] - 1) / each["CPU"]) + 1  # with so many workers less than a core is left
+        if takes_last > count_places([node], each):
+            return True
+        to_fill += takes_last
+    return to_fill > workers
