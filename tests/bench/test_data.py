@@ -10,7 +10,14 @@ import torch
 from corpora import documents, tiny_job, write_corpus
 from tokendrop.bench.data import Sizes, bench_data
 from tokendrop.bench.peers import PEERS, read_tables
-from tokendrop.bench.reading import MICRO_BATCH, on_one_core, our_epochs, wait_fraction, write_random_rows
+from tokendrop.bench.reading import (
+    MICRO_BATCH,
+    on_one_core,
+    our_epochs,
+    streamed_epoch,
+    wait_fraction,
+    write_random_rows,
+)
 from tokendrop.data.manifest import read_manifest
 from tokendrop.errors import UserError
 
@@ -30,6 +37,8 @@ FIGURES = {
     "sequential_tokens_per_s",
     "ray_data_tokens_per_s",
     "over_best_peer",
+    "streamed_tokens_per_s",
+    "streamed_over_mapped",
     "seek_p50_ms",
     "seek_p99_ms",
     "open_ms",
@@ -61,6 +70,14 @@ def test_a_bench_has_all_its_figures(tmp_path):
     left_out = {peer.name for peer in PEERS if not peer.is_installed()}
     assert {name for name in left_out if any(f"{name} is not installed" in line for line in said)} == left_out
     assert "data.validation_share=0.2" in result["command"]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_rows_streamed_by_ray_data_are_the_mapped_ones_in_their_order(tmp_path):
+    folder = write_random_rows(tmp_path / "rows", rows=ROWS, sequence_length=LENGTH)
+    mapped, streamed = our_epochs(folder)["shuffled"], streamed_epoch(folder)["streamed"]
+    assert torch.equal(torch.cat(list(streamed())), torch.cat(list(mapped())))
 
 
 @pytest.mark.ray

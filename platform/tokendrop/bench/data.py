@@ -13,7 +13,16 @@ import torch
 from tokendrop.bench.figures import bench_result, figure, interleave, ratios
 from tokendrop.bench.peers import PEERS, read_tables
 from tokendrop.bench.preparation import peak_memory, repeat_corpus, run
-from tokendrop.bench.reading import Epoch, on_one_core, our_epochs, seek_times, speed, wait_fraction, write_random_rows
+from tokendrop.bench.reading import (
+    Epoch,
+    on_one_core,
+    our_epochs,
+    seek_times,
+    speed,
+    streamed_epoch,
+    wait_fraction,
+    write_random_rows,
+)
 from tokendrop.launch.cluster import connect
 
 Figures = dict[str, Any]
@@ -73,7 +82,7 @@ def _reading(scratch: Path, sizes: Sizes, *, rounds: int, say: Say) -> Figures:
     torch.set_num_threads(1)
     folder = write_random_rows(scratch / "rows", rows=sizes.rows, sequence_length=sizes.sequence_length)
     connect()
-    epochs = our_epochs(folder) | _peer_epochs(folder.folder, scratch, say)
+    epochs = our_epochs(folder) | streamed_epoch(folder) | _peer_epochs(folder.folder, scratch, say)
     with on_one_core():
         speeds = interleave(
             {name: partial(speed, epoch, sizes.read_s) for name, epoch in epochs.items()}, rounds=rounds, say=say
@@ -87,6 +96,7 @@ def _reading(scratch: Path, sizes: Sizes, *, rounds: int, say: Say) -> Figures:
     return {
         **{f"{name}_tokens_per_s": figure(values, "tokens/s") for name, values in speeds.items()},
         **_over_peers(speeds),
+        "streamed_over_mapped": figure(ratios(speeds["streamed"], speeds["shuffled"]), "x tokens/s"),
         "seek_p50_ms": figure([float(np.percentile(sought_ms, 50))], "ms"),
         "seek_p99_ms": figure([float(np.percentile(sought_ms, 99))], "ms"),
         "open_ms": figure([s * 1e3 for s in opened], "ms"),

@@ -19,6 +19,7 @@ from tokendrop.data.batches import MicroBatches, text_batch
 from tokendrop.data.rows import MappedSamples, Rows, sample_order
 from tokendrop.data.shards import FORMAT, TOKENIZER, Header
 from tokendrop.data.writer import ShardWriter
+from tokendrop.launch.stream import RankSamples, StreamedSamples
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.batch import BatchSplit
 
@@ -94,6 +95,25 @@ def our_epochs(folder: TokenFolder) -> dict[str, Epoch]:
         "sequential": lambda: (torch.from_numpy(samples.rows.read(ids)) for ids in places),
         "shuffled": lambda: (torch.from_numpy(samples.at(positions)[1]) for positions in places),
     }
+
+
+def streamed_epoch(folder: TokenFolder) -> dict[str, Epoch]:
+    """The shuffled rows as `data.reader: ray_data` brings them to a worker."""
+    samples = RankSamples(
+        folder=folder.folder,
+        data=folder.data,
+        seed=1,
+        split=BatchSplit(global_batch=MICRO_BATCH, micro_batch=MICRO_BATCH, world_size=1),
+        rank=0,
+        steps=folder.rows // MICRO_BATCH,
+    )
+
+    def read() -> Iterator[Tensor]:
+        stream = StreamedSamples(samples)
+        for first in range(0, samples.steps * MICRO_BATCH, MICRO_BATCH):
+            yield torch.from_numpy(stream.at(np.arange(first, first + MICRO_BATCH))[1])
+
+    return {"streamed": read}
 
 
 def speed(epoch: Epoch, seconds: float) -> float:

@@ -2,11 +2,11 @@
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray.data
 import ray.train
 import ray.train.torch
 import torch
@@ -28,7 +28,7 @@ from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on, check_same_rows, shards_at_hand
 from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_of, text_of
 from tokendrop.launch.stopping import run_until_stopped
-from tokendrop.launch.stream import STREAM, RowStreams, StreamedSamples
+from tokendrop.launch.stream import RankSamples, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerTask, held_out_rows, never, run_worker
 from tokendrop.models.build import check_trainable
@@ -146,7 +146,6 @@ def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: in
         workers: so many, or between so many.
     """
     scaling = task.config.scaling
-    streamed = task.config.data.reader == "ray_data"
     return {
         "train_loop_per_worker": _train_loop,
         "train_loop_config": {"task": task},
@@ -162,9 +161,6 @@ def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: in
             failure_config=ray.train.FailureConfig(max_failures=max_restarts),
             callbacks=[FailFastOnUserError(task.run)],
         ),
-        # RowStreams makes the streams; Ray Train asks it for them only where there is a dataset
-        "datasets": {STREAM: ray.data.range(1)} if streamed else None,
-        "dataset_config": RowStreams(task) if streamed else None,
     }
 
 
@@ -230,8 +226,17 @@ class DrainNotice:
 
 def _streamed_samples(task: WorkerTask) -> StreamedSamples | None:
     """This rank's stream of samples, where the job asks for one."""
-    if task.config.data.reader != "ray_data":
+    config, context = task.config, ray.train.get_context()
+    if config.data.reader != "ray_data":
         return None
-    stream = ray.train.get_dataset_shard(STREAM)
-    assert stream is not None
-    return StreamedSamples(stream, micro_batch=task.config.train.micro_batch)
+    split = replace(config.plan().batch, world_size=context.get_world_size())
+    return StreamedSamples(
+        RankSamples(
+            folder=task.data,
+            data=config.data,
+            seed=config.seed,
+            split=split,
+            rank=context.get_world_rank(),
+            steps=config.steps,
+        )
+    )
