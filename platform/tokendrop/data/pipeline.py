@@ -85,8 +85,7 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
         try:
             if not (folder / MANIFEST).exists():
                 _begin(config, corpus, tokenizer)
-            is_complete = read_header(folder).is_complete
-            manifest = read_manifest(folder) if is_complete else _write(config, corpus, tokenizer, progress)
+            manifest = read_manifest(folder) if is_complete(folder) else _write(config, corpus, tokenizer, progress)
             check_fits(config, manifest)
             check_files(folder, manifest)
         except UserError as error:
@@ -97,7 +96,7 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
 
 def is_complete(folder: Path) -> bool:
     """Whether all of a corpus is in these token shards."""
-    return (folder / MANIFEST).exists() and read_manifest(folder).header.is_complete
+    return (folder / MANIFEST).exists() and read_header(folder).is_complete
 
 
 def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:
