@@ -73,9 +73,11 @@ def test_a_folder_that_is_no_run_can_not_be_resumed(tmp_path, job, complaint, wi
     assert left_behind(tmp_path) == []
 
 
-def test_another_ray_is_named_before_it_is_used(job, complaint, monkeypatch):
+def test_a_ray_that_a_mode_does_not_work_with_is_named_before_it_is_used(job, complaint, monkeypatch):
     monkeypatch.setattr("ray.__version__", "2.61.0")
-    assert complaint("train", job).startswith("Ray 2.61.0 is installed; want 2.60.*")
+    plan = ("scaling.mode=schedule", "scaling.segments=[{from: 0%, workers: 1}]")
+    wanted = "scaling.mode: 'schedule' works with Ray 2.60.*, this is Ray 2.61.0; want scaling.mode: fit_per_segment"
+    assert complaint("train", job, *plan).startswith(wanted)
 
 
 def test_a_folder_for_runs_that_can_not_be_made_is_named(tmp_path, job):

@@ -25,6 +25,7 @@ pytestmark = [
 IS_LONG = "TOKENDROP_KILLS" in os.environ  # make chaos
 STEPS, UP, DOWN = (2100, 600, 1500) if IS_LONG else (700, 150, 450)  # two workers from UP on, one from DOWN on
 DRAINED = 900 if IS_LONG else 500  # steps of the run that loses its node
+CORES = 2
 LAG_S = 6.0  # of the autoscaler's view, and for workers to change
 
 
@@ -51,8 +52,7 @@ def job_of(folder: Path) -> Path:
         scaling={
             "mode": "schedule",
             "segments": segments,
-            "cpus_per_worker": 1,  # a node has a GPU for one
-            "gpus_per_worker": 1,
+            "cpus_per_worker": CORES,  # of a node, for one worker
             "lead_s": 10,
             "patience_s": 180,  # of a busy machine
         },
@@ -84,7 +84,7 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
         inside = [one for one in seen if start < one.step < stop]
         settled = [one for one in inside if inside[0].time + LAG_S < one.time < inside[-1].time - LAG_S]
         assert settled or not IS_LONG, (start, inside)
-        assert {(one.used["CPU"], one.used["GPU"]) for one in settled} <= {(workers, workers)}
+        assert {one.used["CPU"] for one in settled} <= {CORES * workers}
         if workers == 2:
             assert 2 in {one.nodes for one in inside}
             assert {one.nodes for one in settled} <= {2}
@@ -102,7 +102,7 @@ def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
     command = Command("train", job_of(tmp_path), *alone, environment=mine)
     run = run_below(tmp_path / "runs", command)
     assert command.until(lambda: last_step(run) >= 50, "step 50")
-    (node,) = (one for one in json.loads(tokendrop("status", "--json").stdout)["nodes"] if one["used"].get("GPU"))
+    (node,) = (one for one in json.loads(tokendrop("status", "--json").stdout)["nodes"] if one["used"].get("CPU"))
     notice = ("DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a spot machine is taken back")
     drain = ["drain-node", f"--node-id={node['id']}", "--reason", *notice, "--deadline-remaining-seconds=120"]
     subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *drain], env=mine, check=True)
@@ -116,3 +116,14 @@ def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
     assert done == list(range(1, DRAINED + 1))  # none twice
     assert audited(run) == (0, 0)
     assert "a worker was lost" not in command.said()
+
+
+def test_gpus_that_ray_counts_and_nobody_has_are_told_of_in_one_sentence(
+    tmp_path: Path, cluster: dict[str, Any], environment: dict[str, str]
+) -> None:
+    booked = ("scaling.mode=fixed", "scaling.segments=[]", "scaling.gpus_per_worker=1", "train.length=3 steps")
+    with Command("train", job_of(tmp_path), *booked, environment=environment | cluster["environment"]) as command:
+        assert command.wait(200) == 2, command.said()
+        said = command.said().splitlines()[-1]
+        assert said.startswith("tokendrop: scaling.gpus_per_worker: Ray counts GPUs on "), said
+        assert "Traceback" not in command.said()
