@@ -19,10 +19,9 @@ ROOT = Path(__file__).parents[1]
 RAY_UP = sorted((ROOT / "cluster" / "ray_up").glob("*.yaml"))
 KUBERAY = ROOT / "cluster" / "kuberay"
 DOCKERFILE = (ROOT / "cluster" / "images" / "Dockerfile").read_text()
-PINS = dict(
-    re.split(r"(?:\[.*\])?==", pin)
-    for pin in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-)
+DEPENDENCIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+NEWEST = [line for line in (ROOT / ".ci" / "newest.txt").read_text().splitlines() if not line.startswith("#")]
+PINS = dict(re.split(r"(?:\[.*\])?==", pin) for pin in [*DEPENDENCIES, *NEWEST] if "==" in pin)
 # KubeRay's helm-chart/kuberay-operator/crds: a megabyte each, so not part of this repository
 CRDS = "TOKENDROP_KUBERAY_CRDS"
 

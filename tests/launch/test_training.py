@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray.train.torch import TorchConfig
 
 from mutations import flip_bit
 from runs import FLOAT64, config_of, kill_at, losses, write_job
@@ -19,7 +20,6 @@ from tokendrop.data.rows import Rows, sample_order
 from tokendrop.data.shard_files import map_shard
 from tokendrop.errors import UserError
 from tokendrop.launch import trainer
-from tokendrop.launch.process_group import _DeviceBackend
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import read_ledger, uncommitted_parts
@@ -88,22 +88,42 @@ def test_a_killed_worker_costs_no_sample_and_changes_no_loss(job: Path) -> None:
     assert_ledger_is_exact(Path(result["run"]))
 
 
+class UnluckyBackend(TorchConfig().backend_cls):
+    """The first group of workers loses one before its process group is there, the second one after."""
+
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        pid = worker_group.execute_single(1, os.getpid)
+        for moment in ("before", "after"):
+            if is_due := not (backend_config.moments / moment).exists():
+                (backend_config.moments / moment).touch()
+                if moment == "before":
+                    os.kill(pid, signal.SIGKILL)
+                super().on_start(worker_group, backend_config)
+                os.kill(pid, signal.SIGKILL)
+            if is_due:
+                return
+        super().on_start(worker_group, backend_config)
+
+
+class UnluckyTorchConfig(TorchConfig):
+    moments: Path
+
+    @property
+    def backend_cls(self) -> Any:
+        return UnluckyBackend
+
+
 def test_workers_that_are_killed_as_they_start_are_started_again(
-    job: Path, alone: Path, monkeypatch: pytest.MonkeyPatch
+    job: Path, alone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    moments, start = iter(("before the process group", "after it")), _DeviceBackend.on_start
+    def unlucky(**settings: Any) -> TorchConfig:
+        config = UnluckyTorchConfig(backend="gloo", timeout_s=20)
+        config.moments = tmp_path
+        return config
 
-    def unlucky(backend: _DeviceBackend, group: Any, config: Any) -> None:
-        moment, pid = next(moments, "never"), group.execute_single(1, os.getpid)
-        if moment == "before the process group":
-            os.kill(pid, signal.SIGKILL)
-        start(backend, group, config)
-        if moment == "after it":
-            os.kill(pid, signal.SIGKILL)
-
-    monkeypatch.setattr(_DeviceBackend, "on_start", unlucky)
+    monkeypatch.setattr(trainer, "torch_config", unlucky)
     result = run_training(config_of(job, "scaling.workers=2", "scaling.max_restarts=0", "run=unlucky"))
-    assert next(moments, None) is None
+    assert {path.name for path in tmp_path.iterdir()} == {"before", "after"}
     assert (result["steps"], result["restarts"]) == (12, 0)
     np.testing.assert_allclose(losses(Path(result["run"])), losses(alone), rtol=FLOAT64)
 
