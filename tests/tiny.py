@@ -96,9 +96,13 @@ class Rows:
             yield rows_of(range(first, first + self.split.micro_batch), number=number)
 
     def validation(self) -> list[tuple[Batch, int]]:
-        """Two batches of rows on every worker; the second one counts on the first worker alone."""
+        """Two batches of rows on every worker; the first one counts on the first worker, the other on the last."""
         both = [rows_of(range(first, first + self.split.micro_batch)) for first in (10**6, 10**6 + 100)]
-        return [(both[0], self.split.micro_batch), (both[1], 0 if self.rank else self.split.micro_batch)]
+        counts_on = 0, self.split.world_size - 1
+        return [
+            (batch, self.split.micro_batch if self.rank == rank else 0)
+            for batch, rank in zip(both, counts_on, strict=True)
+        ]
 
 
 def rows_of(sample_ids: range, *, number: int = 0) -> Batch:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from ray import tune
 from ray.util import placement_group_table
+from tests.in_ray import trial
 
 from runs import FLOAT64, config_of, losses, write_job
-from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.pipeline import prepare
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
@@ -65,16 +65,10 @@ def test_two_runs_in_two_threads_are_as_each_alone(job: Path, alone: list[float]
     assert_no_placement_group_stays()
 
 
-def trial(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a trial of a sweep does."""
-    config: ExperimentConfig = settings["config"]
-    return run_training(config)
-
-
 def test_two_trials_of_a_sweep_are_as_each_alone(job: Path, alone: list[float], tmp_path: Path) -> None:
     configs = [config_of(job, f"runs_folder={tmp_path}/{name}", *how) for name, how in (("a", BY_PLAN), ("b", ()))]
     tuner = tune.Tuner(
-        tune.with_resources(trial, {"CPU": 0}),
+        tune.with_resources(trial, {"CPU": 0.01}),
         param_space={"config": tune.grid_search(configs)},
         run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
     )

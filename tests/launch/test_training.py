@@ -1,15 +1,13 @@
 """Whole runs on a real Ray: world sizes, crashes and resumes must not show in what is trained."""
 
-import os
 import shutil
-import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ray.train.torch import TorchConfig
+from tests.in_ray import UnluckyTorchConfig
 
 from mutations import flip_bit
 from runs import FLOAT64, config_of, kill_at, losses, write_job
@@ -88,42 +86,17 @@ def test_a_killed_worker_costs_no_sample_and_changes_no_loss(job: Path) -> None:
     assert_ledger_is_exact(Path(result["run"]))
 
 
-class UnluckyBackend(TorchConfig().backend_cls):
-    """The first group of workers loses one before its process group is there, the second one after."""
-
-    def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        pid = worker_group.execute_single(1, os.getpid)
-        for moment in ("before", "after"):
-            if is_due := not (backend_config.moments / moment).exists():
-                (backend_config.moments / moment).touch()
-                if moment == "before":
-                    os.kill(pid, signal.SIGKILL)
-                super().on_start(worker_group, backend_config)
-                os.kill(pid, signal.SIGKILL)
-            if is_due:
-                return
-        super().on_start(worker_group, backend_config)
-
-
-class UnluckyTorchConfig(TorchConfig):
-    moments: Path
-
-    @property
-    def backend_cls(self) -> Any:
-        return UnluckyBackend
-
-
 def test_workers_that_are_killed_as_they_start_are_started_again(
     job: Path, alone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def unlucky(**settings: Any) -> TorchConfig:
+    def unlucky(**settings: Any) -> UnluckyTorchConfig:
         config = UnluckyTorchConfig(backend="gloo", timeout_s=20)
         config.moments = tmp_path
         return config
 
     monkeypatch.setattr(trainer, "torch_config", unlucky)
-    result = run_training(config_of(job, "scaling.workers=2", "scaling.max_restarts=0", "run=unlucky"))
-    assert {path.name for path in tmp_path.iterdir()} == {"before", "after"}
+    result = run_training(config_of(job, "scaling.workers=4", "scaling.max_restarts=0", "run=unlucky"))
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "second"}
     assert (result["steps"], result["restarts"]) == (12, 0)
     np.testing.assert_allclose(losses(Path(result["run"])), losses(alone), rtol=FLOAT64)
 

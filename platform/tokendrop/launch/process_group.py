@@ -16,27 +16,33 @@ Gpu = tuple[str, str | None]
 """A worker's host, and the id of its GPU there; None where torch sees none."""
 
 
-class _GpuBackend(_TorchBackend):
-    """By NCCL for what is on GPUs, by gloo for what is not: checkpoints are written in the background from the CPU."""
+class _RunBackend(_TorchBackend):
+    """Connects the workers; where one is lost meanwhile, gives the room of all of them back, which Ray would keep."""
 
-    def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        check_gpus(worker_group.execute(gpu_of_this_worker))
-        super().on_start(worker_group, backend_config)
+    def on_start(self, worker_group: Any, backend_config: "RunTorchConfig") -> None:
+        try:
+            if backend_config.backend != "gloo":
+                check_gpus(worker_group.execute(gpu_of_this_worker))
+            super().on_start(worker_group, backend_config)
+        except Exception:
+            worker_group.abort()
+            raise
 
 
-class GpuTorchConfig(TorchConfig):
-    """TorchConfig that looks at the workers' GPUs before it connects them."""
+class RunTorchConfig(TorchConfig):
+    """TorchConfig of a run's workers."""
 
     @property
     def backend_cls(self) -> Any:
-        return _GpuBackend
+        return _RunBackend
 
 
-def torch_config(*, on_gpus: bool, timeout_s: float) -> TorchConfig:
-    """Of workers that have booked GPUs, or none; what keeps the others waiting for longer is lost."""
-    if on_gpus:
-        return GpuTorchConfig(backend="cpu:gloo,cuda:nccl", timeout_s=int(timeout_s))
-    return TorchConfig(backend="gloo", timeout_s=int(timeout_s))
+def torch_config(*, on_gpus: bool, timeout_s: float) -> RunTorchConfig:
+    """Of workers that have booked GPUs, or none; what keeps the others waiting for longer is lost.
+
+    On GPUs by NCCL, and by gloo for what is not: checkpoints are written in the background from the CPU.
+    """
+    return RunTorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout_s=int(timeout_s))
 
 
 def gpu_of_this_worker() -> Gpu:

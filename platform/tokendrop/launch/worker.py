@@ -18,6 +18,7 @@ from tokendrop.data.rows import MappedSamples, Rows, held_out_ids, sample_order
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
 from tokendrop.method import Dropping, attach
+from tokendrop.models.batch import Batch
 from tokendrop.models.build import build_model
 from tokendrop.track.environment import describe_workers
 from tokendrop.track.journal import Journal
@@ -81,16 +82,7 @@ def run_worker(
 
     timings = [*RunControl(task.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(task.run), rank=rank, agree=said_by_rank_0, must_save=must_save)
-    manifest = ManifestReader(task.data)  # read once, for both
-    order = sample_order(config.data, seed=config.seed)
-    batches = MicroBatches(
-        text_batch,
-        train=samples or MappedSamples(Rows(task.data, "train", reader=manifest), order),
-        validation=task.held_out or held_out_rows(config, task.data, reader=manifest),
-        split=replace(config.plan().batch, world_size=world_size),
-        rank=rank,
-        device=device,
-    )
+    batches = batches_of(task, samples, world_size=world_size, rank=rank, device=device)
     parts = Parts(
         engine=engine,
         dropping=dropping,
@@ -102,6 +94,23 @@ def run_worker(
         pause=control.pause_requested,
     )
     follow(config, parts, control, start=start)
+
+
+def batches_of(
+    task: WorkerTask, samples: Samples | None, *, world_size: int, rank: int, device: torch.device
+) -> MicroBatches[Batch]:
+    """This worker's share of the training samples, and of the held-out rows."""
+    config = task.config
+    manifest = ManifestReader(task.data)  # read once, for both
+    order = sample_order(config.data, seed=config.seed)
+    return MicroBatches(
+        text_batch,
+        train=samples or MappedSamples(Rows(task.data, "train", reader=manifest), order),
+        validation=task.held_out or held_out_rows(config, task.data, reader=manifest),
+        split=replace(config.plan().batch, world_size=world_size),
+        rank=rank,
+        device=device,
+    )
 
 
 def check_shared(run: Path) -> None:
