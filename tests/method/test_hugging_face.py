@@ -17,6 +17,7 @@ from tokendrop.method import Dropping, attach
 transformers = pytest.importorskip("transformers")
 
 EXACT = 1e-12  # float64; the order of additions may differ
+IN_FLOAT32 = 1e-4  # transformers' eager attention of Llama takes its softmax in float32, whatever the model is in
 BATCH, TOKENS, KEPT, VOCAB = 3, 12, 5, 40
 IDS = torch.arange(BATCH) + 7
 
@@ -122,9 +123,10 @@ def test_dropping_is_masking_and_passing_by(name: str, attention: str, padded: b
 
     ours, theirs = dropped(**batch), oracle(**batch)
 
-    torch.testing.assert_close(ours.logits[real_BS], theirs.logits[real_BS], rtol=EXACT, atol=EXACT)
-    torch.testing.assert_close(ours.loss, theirs.loss, rtol=EXACT, atol=EXACT)
-    assert_same(gradients(dropped, ours.loss), gradients(oracle, theirs.loss), tolerance=EXACT)
+    tolerance = IN_FLOAT32 if (name, attention) == ("llama", "eager") else EXACT
+    torch.testing.assert_close(ours.logits[real_BS], theirs.logits[real_BS], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours.loss, theirs.loss, rtol=tolerance, atol=tolerance)
+    assert_same(gradients(dropped, ours.loss), gradients(oracle, theirs.loss), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -161,6 +161,7 @@ def _end(left: list[psutil.Process], end: Callable[[psutil.Process], None], pati
         with suppress(psutil.Error):
             end(process)
     deadline = time.monotonic() + patience_s
+    time.sleep(_POLL_S)  # also for what they have just started to show
     while any(map(_is_alive, left)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
