@@ -24,10 +24,10 @@ def job(tmp_path) -> Path:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("resource", ["cpu", "gpu"])
-def test_more_workers_than_the_cluster_could_hold_are_refused(tmp_path, ray_cluster, job, complaint, resource):
-    said = complaint("train", job, f"scaling.{resource}s_per_worker=1000")
-    assert re.match(rf"scaling: 1 workers want 1000 {resource.upper()}s, this cluster has \d", said)
+@pytest.mark.parametrize(("resource", "amount"), [("cpu", 1000), ("gpu", 1)])
+def test_more_workers_than_the_cluster_could_hold_are_refused(tmp_path, ray_cluster, job, complaint, resource, amount):
+    said = complaint("train", job, f"scaling.{resource}s_per_worker={amount}")
+    assert re.match(rf"scaling: 1 workers want {amount} {resource.upper()}s, this cluster has \d", said)
     assert left_behind(tmp_path) == []
 
 

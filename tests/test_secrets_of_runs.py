@@ -171,7 +171,7 @@ def test_a_run_goes_on_only_with_its_secrets(trained, ray_folder, sources):
     assert said.returncode == 2
     assert said.stderr.count("\n") == 1
     assert "data.sources[0].corpus[0]: s3://<hidden>@bucket" in said.stderr
-    assert "give data.sources=... on the command line, or set AWS_ACCESS_KEY_ID" in said.stderr
+    assert "give data.sources[0].corpus[0]=... on the command line, or set AWS_ACCESS_KEY_ID" in said.stderr
     again = yaml.safe_dump(sources, default_flow_style=True, width=10**6)
     tracked = f"track.uri={uri}"
     said = command(folder, ray_folder, "train", "--resume", run, "train.length=3 steps", f"data.sources={again}")

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ def cluster_down(options: argparse.Namespace) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    with needs_extra("eval"):
+    with needs_extra("eval"), redirect_stdout(sys.stderr):
         from tokendrop.evaluate.evaluation import evaluate_run, evaluation_text
 
     tasks = [task.strip() for task in (options.tasks or "").split(",") if task.strip()]
@@ -218,7 +218,8 @@ def evaluate(options: argparse.Namespace) -> None:
         raise UserError(f"--tasks: want names such as lambada_openai,piqa; got {options.tasks!r}")
     if overlong := [task for task in tasks if unusable_path(task)]:
         raise UserError(f"--tasks: {unusable_path(overlong[0])}")
-    result = evaluate_run(options.path, tasks, include=options.include, limit=options.limit)
+    with redirect_stdout(sys.stderr):  # what libraries have to say
+        result = evaluate_run(options.path, tasks, include=options.include, limit=options.limit)
     if options.json:
         print_json(result)
     else:
@@ -226,10 +227,11 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    with needs_extra("eval"):
+    with needs_extra("eval"), redirect_stdout(sys.stderr):
         from tokendrop.evaluate.export import export_checkpoint
 
-    folder = export_checkpoint(options.path, options.to)
+    with redirect_stdout(sys.stderr):  # what libraries have to say, DeepSpeed among them
+        folder = export_checkpoint(options.path, options.to)
     if options.json:
         print_json({"folder": str(folder)})
     else:

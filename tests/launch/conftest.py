@@ -50,9 +50,12 @@ def tokendrop(environment: dict[str, str]) -> Callable[..., subprocess.Completed
 
 
 @pytest.fixture(scope="module")
-def cluster(tokendrop: Callable[..., subprocess.CompletedProcess[str]]) -> Iterator[dict[str, Any]]:
+def cluster(
+    tokendrop: Callable[..., subprocess.CompletedProcess[str]], request: pytest.FixtureRequest
+) -> Iterator[dict[str, Any]]:
     """A cluster of up to two nodes, each with a GPU that it has not; what `up` said of it."""
-    size = ("--nodes", "0..2", "--cpus-per-node", "2", "--gpus-per-node", "1")
+    cores = getattr(request.module, "CORES_OF_A_NODE", 2)
+    size = ("--nodes", "0..2", "--cpus-per-node", str(cores), "--gpus-per-node", "1")
     started = tokendrop("up", *size, "--idle-timeout", str(IDLE_TIMEOUT_S), "--json")
     try:
         assert started.returncode == 0, started.stderr
