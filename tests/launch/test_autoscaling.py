@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 IS_LONG = "TOKENDROP_KILLS" in os.environ  # make chaos
-STEPS, UP, DOWN = (2100, 600, 1500) if IS_LONG else (700, 150, 450)  # two workers from UP on, one from DOWN on
+STEPS, UP, DOWN = (2100, 600, 1500) if IS_LONG else (1200, 500, 850)  # two workers from UP on, one from DOWN on
 DRAINED = 900 if IS_LONG else 500  # steps of the run that loses its node
 CORES_OF_A_NODE = 1
 LAG_S = 6.0  # of the autoscaler's view, and for workers to change
