@@ -1,7 +1,6 @@
 """Training beside its preparation: it makes no difference to a run how far the token shards have come."""
 
 import errno
-import json
 import os
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from tokendrop.data.shards import MANIFEST
 from tokendrop.data.writer import ShardWriter
 from tokendrop.errors import UserError
 from tokendrop.launch.trainer import run_training
-from tokendrop.track.journal import METRICS, read_ledger, read_steps
+from tokendrop.track.journal import read_ledger, read_steps
 from tokendrop.track.run_folder import read_attempts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -31,7 +30,7 @@ def slowly(monkeypatch, tmp_path) -> None:
 
     def write_later(writer: ShardWriter, *shard) -> None:
         rows = sum(one.rows for one in read_manifest(writer.folder).of("corpus", "train"))
-        while rows >= 256 and not list((tmp_path / "runs").glob(f"tiny-*/{METRICS}")):
+        while rows >= 256 and not any(read_attempts(run)[0] for run in (tmp_path / "runs").glob("tiny-*")):
             time.sleep(0.05)
         write(writer, *shard)
 
@@ -69,7 +68,7 @@ def prepared_first(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) 
 @pytest.mark.parametrize("reader", ["memory_map", "ray_data"])
 def test_a_run_that_follows_its_preparation_is_the_run_on_prepared_shards(tmp_path, prepared_first, slowly, reader):
     run = Path(run_training(config_of(tmp_path, reader=reader))["run"])
-    first = json.loads((run / METRICS).read_text().split("\n", 2)[1])
+    (first,) = read_attempts(run)[0]
     (manifest,) = (tmp_path / "runs" / "data").glob(f"*/{MANIFEST}")
     assert first["attempt_from"] == 0
     assert first["time"] < manifest.stat().st_mtime  # it did follow
