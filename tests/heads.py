@@ -1,17 +1,16 @@
-"""A Ray head with a dashboard, on which nothing of tokendrop is installed."""
+"""Ray heads of tests, as `ray start` makes them; also such on which nothing of tokendrop is installed."""
 
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from checkouts import MIB, dependencies_alone, free_ports, make_folder
 
@@ -39,59 +38,77 @@ class Head(NamedTuple):
         )
 
 
+class RayHead(NamedTuple):
+    """The process of `ray start --head --block`, and its ports."""
+
+    process: subprocess.Popen[bytes]
+    gcs: int
+    dashboard: int
+
+
 @contextmanager
-def started_head(user: Path) -> Iterator[Head]:
-    """`ray start --head` in its own folder, at its own ports, for a user who works in the folder `user`."""
-    temporary = Path(tempfile.mkdtemp(prefix="td", dir="/tmp"))  # Ray's sockets want a short path
-    python = dependencies_alone(temporary / "venv")
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("RAY_") and name not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
-    environment |= {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": TOKEN,
-        "TOKENDROP_RESULTS": str(temporary / "results"),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        "PATH": f"{python.parent}{os.pathsep}{environment['PATH']}",
-    }
+def ray_head(
+    python: str | Path, folder: Path, environment: Mapping[str, str], options: Mapping[str, object]
+) -> Iterator[RayHead]:
+    """A Ray head at ports of its own, while the block runs.
+
+    Args:
+        folder: where Ray keeps its files; short, for the sockets in it.
+        options: more of those that `ray start` takes.
+    """
     dashboard, agent, metrics, client, gcs = free_ports(5)
+    ports = {
+        **{"port": gcs, "dashboard-port": dashboard, "dashboard-agent-listen-port": agent, "min-worker-port": 0},
+        **{"metrics-export-port": metrics, "ray-client-server-port": client, "max-worker-port": 0},
+    }
+    options = {**ports, "object-store-memory": 150 * MIB, "temp-dir": folder, **options}
     process = subprocess.Popen(
-        [
-            *(
-                python,
-                "-m",
-                "ray.scripts.scripts",
-                "start",
-                "--head",
-                "--block",
-                "--no-monitor",
-                "--num-cpus=3",
-            ),
-            *(f"--port={gcs}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"),
-            *(f"--metrics-export-port={metrics}", f"--ray-client-server-port={client}"),
-            *("--min-worker-port=0", "--max-worker-port=0"),
-            *(f"--object-store-memory={150 * MIB}", f"--temp-dir={temporary / 'ray'}"),
-        ],
-        env=environment,
+        [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--no-monitor"]
+        + [f"--{name}={value}" for name, value in options.items()],
+        env={**environment, "RAY_USAGE_STATS_ENABLED": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        address = f"http://127.0.0.1:{dashboard}"
-        wait_for_nodes(address)
-        folder = make_folder(user)
-        yield Head(address, folder, environment, temporary / "results")
+        yield RayHead(process, gcs, dashboard)
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        shutil.rmtree(temporary, ignore_errors=True)
+        end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """SIGTERM, and SIGKILL where that does not do."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder with a path that is short enough for Ray's sockets, while the block runs."""
+    with tempfile.TemporaryDirectory(prefix="td", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@contextmanager
+def started_head(user: Path) -> Iterator[Head]:
+    """`ray start --head` in its own folder, at its own ports, for a user who works in the folder `user`."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RAY_") and name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    with short_folder() as temporary:
+        python, results = dependencies_alone(temporary / "venv"), temporary / "results"
+        path = f"{python.parent}{os.pathsep}{kept['PATH']}"
+        access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        environment = kept | access | {"TOKENDROP_RESULTS": str(results), "PATH": path}
+        with ray_head(python, temporary / "ray", environment, {"num-cpus": 3}) as head:
+            address = f"http://127.0.0.1:{head.dashboard}"
+            wait_for_nodes(address)
+            yield Head(address, make_folder(user), environment, results)
 
 
 def wait_for_nodes(address: str, timeout_s: float = 60.0) -> None:

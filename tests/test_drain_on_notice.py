@@ -5,10 +5,8 @@ import json
 import os
 import re
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from checkouts import MIB, ROOT, free_ports
+from checkouts import ROOT
+from heads import end, ray_head, short_folder
 
 SCRIPT = ROOT / "cluster" / "images" / "drain_on_notice.py"
 INSIDE = "/opt/tokendrop/drain_on_notice.py"
@@ -112,24 +111,17 @@ def test_a_notice_is_seen_with_the_time_that_is_left_and_nothing_else_is_one(mon
 @pytest.mark.ray
 def test_a_notice_drains_the_node_that_the_watcher_runs_on() -> None:
     """What a run does about a drain is in launch/test_autoscaling.py."""
-    folder = Path(tempfile.mkdtemp(prefix="td", dir="/tmp"))  # Ray's sockets want a short path
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    dashboard, agent, metrics, client, gcs = free_ports(5)
-    options = {
-        **{"port": gcs, "dashboard-port": dashboard, "dashboard-agent-listen-port": agent, "min-worker-port": 0},
-        **{"metrics-export-port": metrics, "ray-client-server-port": client, "max-worker-port": 0, "num-cpus": 1},
-        **{"node-ip-address": "127.0.0.2", "object-store-memory": 150 * MIB, "temp-dir": folder},
-    }
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--no-monitor"]
-    start += [f"--{name}={value}" for name, value in options.items()]
-    quick = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
-    head = subprocess.Popen(start, env=environment | quick, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    cloud = Cloud()
-    with metadata(cloud) as address:
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    cloud, options = Cloud(), {"num-cpus": 1, "node-ip-address": "127.0.0.2"}
+    with (
+        short_folder() as folder,
+        ray_head(sys.executable, folder, environment, options) as head,
+        metadata(cloud) as address,
+    ):
         watch = subprocess.Popen(
             [sys.executable, SCRIPT, "auto", f"--metadata={address}"],
-            env=environment | {"RAY_ADDRESS": f"127.0.0.2:{gcs}"},
+            env=environment | {"RAY_ADDRESS": f"127.0.0.2:{head.gcs}"},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -138,18 +130,12 @@ def test_a_notice_drains_the_node_that_the_watcher_runs_on() -> None:
             line = next(line for line in watch.stdout if not line.startswith("waiting for Ray"))
             watching = re.fullmatch(r"watching for a notice to node (\w{56})\n", line)
             assert watching is not None, line
-            assert head.poll() is None
+            assert head.process.poll() is None
             cloud.aws = datetime.now(UTC) + timedelta(seconds=120)
             assert watch.stdout.read().startswith(f"drained node {watching[1]}, 1")
             assert watch.wait(60) == 0
         finally:
-            for process in (watch, head):
-                process.terminate()
-                try:
-                    process.wait(30)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            shutil.rmtree(folder, ignore_errors=True)
+            end(watch)
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp"])

@@ -3,17 +3,16 @@
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from checkouts import MIB, ROOT, dependencies_alone, free_ports
+from checkouts import ROOT, dependencies_alone
+from heads import ray_head, short_folder
 from tokendrop.launch.cluster import _source_for
 
 WHERE = """
@@ -43,35 +42,13 @@ def own_address() -> str:
 @pytest.fixture
 def elsewhere() -> Iterator[dict[str, str]]:
     """The environment to reach a Ray whose Python can't import tokendrop."""
-    folder = Path(tempfile.mkdtemp(prefix="td", dir="/tmp"))  # Ray's sockets want a short path
-    python, host = dependencies_alone(folder / "venv"), own_address()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
     access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    dashboard, agent, metrics, client, gcs = free_ports(5)
-    options = {
-        **{"port": gcs, "dashboard-port": dashboard, "dashboard-agent-listen-port": agent, "min-worker-port": 0},
-        **{"metrics-export-port": metrics, "ray-client-server-port": client, "max-worker-port": 0, "num-cpus": 1},
-        **{"node-ip-address": host, "object-store-memory": 150 * MIB, "temp-dir": folder / "ray"},
-    }
-    quick = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
-    head = subprocess.Popen(
-        [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--no-monitor"]
-        + [f"--{name}={value}" for name, value in options.items()],
-        env=kept | access | quick,
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield kept | access | {"RAY_ADDRESS": f"{host}:{gcs}"}
-    finally:
-        head.terminate()
-        try:
-            head.wait(20)
-        except subprocess.TimeoutExpired:
-            head.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+    options = {"num-cpus": 1, "node-ip-address": (host := own_address())}
+    with short_folder() as folder:
+        python = dependencies_alone(folder / "venv")
+        with ray_head(python, folder / "ray", kept | access, options) as head:
+            yield kept | access | {"RAY_ADDRESS": f"{host}:{head.gcs}"}
 
 
 @pytest.mark.ray
