@@ -15,7 +15,8 @@ import pytest
 from corpora import documents, tiny_job, write_corpus
 from kills import Command, audited, last_step, run_below
 from tokendrop.track.journal import MetricsTail, read_steps
-from tokendrop.track.run_folder import read_attempts
+from tokendrop.track.run_folder import CHECKPOINTS, read_attempts
+from tokendrop.train.committed import committed_step
 
 pytestmark = [
     pytest.mark.ray,
@@ -94,6 +95,13 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
     assert gone - free <= cluster["idle_timeout_s"] + 30
 
 
+def take_back_the_node_at_work(tokendrop: Callable[..., Any], environment: dict[str, str]) -> None:
+    (node,) = (one for one in json.loads(tokendrop("status", "--json").stdout)["nodes"] if one["used"].get("CPU"))
+    notice = ("DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a spot machine is taken back")
+    drain = ["drain-node", f"--node-id={node['id']}", "--reason", *notice, "--deadline-remaining-seconds=120"]
+    subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *drain], env=environment, check=True)
+
+
 def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
     tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
 ) -> None:
@@ -102,10 +110,7 @@ def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
     with Command("train", job_of(tmp_path), *alone, environment=mine) as command:
         run = run_below(tmp_path / "runs", command)
         assert command.until(lambda: last_step(run) >= 50, "step 50")
-        (node,) = (one for one in json.loads(tokendrop("status", "--json").stdout)["nodes"] if one["used"].get("CPU"))
-        notice = ("DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a spot machine is taken back")
-        drain = ["drain-node", f"--node-id={node['id']}", "--reason", *notice, "--deadline-remaining-seconds=120"]
-        subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *drain], env=mine, check=True)
+        take_back_the_node_at_work(tokendrop, mine)
         command.finish()
         said = command.said()
     attempts, pauses = read_attempts(run)
@@ -117,6 +122,24 @@ def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
     assert done == list(range(1, DRAINED + 1))  # none twice
     assert audited(run) == (0, 0)
     assert "a worker was lost" not in said
+
+
+def test_a_run_of_fixed_size_saves_itself_once_where_its_node_is_taken_back_and_goes_on(
+    tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
+) -> None:
+    mine = environment | cluster["environment"]
+    fixed = ("scaling.mode=fixed", "scaling.segments=[]", "train.length=100000 steps", "checkpoint.every=100%")
+    with Command("train", job_of(tmp_path), *fixed, environment=mine) as command:
+        run = run_below(tmp_path / "runs", command)
+        assert command.until(lambda: last_step(run) >= 20, "step 20")
+        assert committed_step(run / CHECKPOINTS) == 0
+        before = last_step(run)
+        take_back_the_node_at_work(tokendrop, mine)
+        assert command.until(lambda: committed_step(run / CHECKPOINTS) >= before, "a checkpoint")
+        saved = committed_step(run / CHECKPOINTS)
+        assert command.until(lambda: last_step(run) >= saved + 50, "steps after it")
+        assert committed_step(run / CHECKPOINTS) == saved
+        assert len(read_attempts(run)[0]) == 1  # before the node's deadline
 
 
 def test_gpus_that_ray_counts_and_nobody_has_are_told_of_in_one_sentence(
