@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
+from kills import processes_named
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.errors import UserError
 from tokendrop.launch.trainer import run_training
@@ -103,26 +103,30 @@ def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(job: Pa
 
 
 def test_a_fast_resize_has_its_processes_before_it_is_due(job: Path, fixed: list[float]) -> None:
-    plan, runs = segments(("0%", 1), ("14 steps", 2)), job.parent / "fast"
-    born: list[float] = []
+    plan, runs = segments(("0%", 1), ("60 steps", 2)), job.parent / "fast"
+    before_the_pause: set[int] = set()
+    pids: list[int] = []
 
     def watch() -> None:
-        """Note when the process of the second group's rank 0 was started."""
+        """Note the workers' processes until the first group pauses, and rank 0 of each group."""
         while not (found := list(runs.glob("*/metrics.jsonl"))):
             time.sleep(0.02)
-        tail, pids = MetricsTail(found[0].parent), list[int]()
+        tail, is_paused = MetricsTail(found[0].parent), False
         while len(pids) < 2:
-            pids += [line["pid"] for line in tail.read() if "attempt_from" in line]
+            workers = {process.pid for process in processes_named("ray::RayTrainWorker")}
+            lines = tail.read()
+            is_paused = is_paused or any("paused_at" in line for line in lines)
+            if not is_paused:
+                before_the_pause.update(workers)
+            pids.extend(line["pid"] for line in lines if "attempt_from" in line)
             time.sleep(0.02)
-        born.append(psutil.Process(pids[1]).create_time())
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    slow = ("model.width=96", "train.micro_batch=1")  # so that the processes have started when the edge comes
-    result = trained(job, "scaling.mode=schedule", "scaling.fast_resize=true", plan, f"runs_folder={runs}", *slow)
+    long = ("train.length=62 steps", "model.width=96", "train.micro_batch=1")  # so that they start before the edge
+    result = trained(job, "scaling.mode=schedule", "scaling.fast_resize=true", plan, f"runs_folder={runs}", *long)
     watcher.join(10)
-    (paused,) = [line["time"] for line in MetricsTail(Path(result["run"])).read(limit=-1) if "paused_at" in line]
-    assert born
-    assert born[0] < paused
+    assert len(pids) == 2
+    assert set(pids) <= before_the_pause
     assert (result["resizes"], result["restarts"]) == (1, 0)
-    assert stretches(result["run"]) == [(1, 14, 1), (15, 16, 2)]
+    assert stretches(result["run"]) == [(1, 60, 1), (61, 62, 2)]
