@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +29,7 @@ from tokendrop.data.shards import MANIFEST, REJECTED, SPLITS
 from tokendrop.data.sources import list_files
 from tokendrop.data.stages import Work
 from tokendrop.errors import UserError
+from tokendrop.launch.cluster import source_path
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -262,8 +266,14 @@ def test_the_corpus_that_comes_with_python_is_written_once_and_can_be_prepared(t
     assert {path.name: path.stat().st_mtime_ns for path in source.iterdir()} == before
 
 
-def test_ray_says_nothing_on_the_console(tmp_path, capfd):
-    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
-    prepared(tmp_path, [corpus], byte_tokenizer(tmp_path / "tokenizer.json"))
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("", "")
+def test_ray_says_nothing_on_the_console(tmp_path):
+    import ray
+
+    job = tiny_job(tmp_path, [write_corpus(tmp_path / "corpus.jsonl", documents(60))])
+    # in a process of its own: what other tests have killed is told of late in this one
+    command = [sys.executable, "-m", "tokendrop", "prepare", job, "--json"]
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "PYTHONPATH": source_path()}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(said.stdout)["folder"].startswith(str(tmp_path))
+    assert said.stderr
+    assert all(line.startswith(("connect  ", "prepare  ")) for line in said.stderr.splitlines()), said.stderr
