@@ -17,6 +17,7 @@ import pytest
 from tokendrop.cli import main
 from tokendrop.launch.local_cluster import find, processes, stop
 from tokendrop.launch.local_head import MARK, ClusterSize, LocalCluster
+from tokendrop.launch.local_nodes import count_nodes
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,14 +136,17 @@ def test_an_up_that_is_terminated_leaves_nothing(environment: dict[str, str], st
 
 
 @pytest.mark.ray
-def test_nodes_come_when_they_are_asked_for_and_go_when_they_are_idle(tokendrop, cluster, environment):
+def test_nodes_come_when_they_are_asked_for_and_go_when_they_are_idle(tokendrop, cluster, environment, state: Path):
+    running = find()
+    assert running is not None
+
     def status() -> dict[str, Any]:
         return json.loads(tokendrop("status", "--json").stdout)
 
     def workers() -> list[dict[str, Any]]:
         return [node for node in status()["nodes"] if node["role"] == "worker"]
 
-    assert workers() == []
+    assert (workers(), count_nodes(running.nodes)) == ([], (0, 0))
     with subprocess.Popen(
         [sys.executable, "-c", TWO_WORKERS],
         env=environment | cluster["environment"],
@@ -155,11 +159,13 @@ def test_nodes_come_when_they_are_asked_for_and_go_when_they_are_idle(tokendrop,
         assert job.stdout is not None
         homes = job.stdout.readline().split()
         assert {node["id"] for node in workers()} == set(homes)
+        assert count_nodes(running.nodes) == (2, 0)
         assert [node["resources"] for node in workers()] == [{"CPU": 2, "GPU": 1}] * 2
         until(lambda: status()["used"] == {"CPU": 2, "GPU": 2}, 10)  # the autoscaler's view is a second old
         job.stdin.close()
         assert job.wait(30) == 0
     until(lambda: workers() == [], cluster["idle_timeout_s"] + 30)
+    until(lambda: count_nodes(running.nodes) == (0, 0), 10)
 
 
 @pytest.mark.ray

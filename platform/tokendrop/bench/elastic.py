@@ -23,7 +23,7 @@ from tokendrop.bench.picture import draw_run
 from tokendrop.bench.profile import measure_profile
 from tokendrop.config.load import dump, load_job
 from tokendrop.launch import local_cluster
-from tokendrop.launch.local_head import ClusterError, ClusterSize, LocalCluster, describe
+from tokendrop.launch.local_head import ClusterSize, LocalCluster
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.schedule.scaling import estimate
@@ -144,7 +144,7 @@ class _Trials:
 
     def metered(self, cluster: LocalCluster, name: str, *more: str) -> tuple[Path, list[Held]]:
         """Train to the end, and wait until all nodes have gone: the run folder, and the nodes that were held."""
-        meter = NodeMeter(partial(_look, cluster))
+        meter = NodeMeter(partial(held_now, cluster.nodes))
         with meter.running():
             run = self.run(cluster, name, *more)
         return run, meter.looks
@@ -169,13 +169,6 @@ class _Trials:
         command = [sys.executable, "-m", "tokendrop", what, str(self.job), *self.overrides, *folders, *more]
         environment: Mapping[str, str] = {**os.environ, **cluster.environment}
         return subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE)
-
-
-def _look(cluster: LocalCluster) -> Held | None:
-    try:
-        return held_now(describe(cluster))
-    except ClusterError:
-        return None
 
 
 def _finish(process: subprocess.Popen[bytes]) -> bytes:

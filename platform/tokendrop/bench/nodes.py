@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
-_EVERY_S = 1.0
+from tokendrop.launch.local_nodes import count_nodes
+
+_EVERY_S = 0.5
 _GONE_S = 120.0  # for the last node to go, far more than a local cluster takes
 
 
@@ -36,10 +39,9 @@ def node_start_s(looks: Sequence[Held]) -> float:
 
 @dataclass(slots=True)
 class NodeMeter:
-    """Looks at a cluster every second, from when a run is started until its last node has gone."""
+    """Looks at a cluster twice a second, from when a run is started until its last node has gone."""
 
-    look: Callable[[], Held | None]
-    """The cluster now; None where it does not say."""
+    look: Callable[[], Held]
     looks: list[Held] = field(default_factory=list[Held])
 
     @contextmanager
@@ -57,18 +59,17 @@ class NodeMeter:
 
     def _watch(self, done: threading.Event) -> None:
         while not done.wait(_EVERY_S):
-            if (held := self.look()) is not None:
-                self.looks.append(held)
+            self.looks.append(self.look())
 
     def _until_none_is_left(self) -> None:
         ended = time.monotonic()
         while time.monotonic() < ended + _GONE_S:
             if self.looks and self.looks[-1].time > ended and not any(self.looks[-1][1:]):
                 return
-            time.sleep(_EVERY_S / 2)
+            time.sleep(_EVERY_S)
 
 
-def held_now(status: dict[str, Any]) -> Held:
-    """From what a local cluster says of itself."""
-    there = sum(node["role"] == "worker" for node in status["nodes"])
-    return Held(time=time.monotonic(), there=there, coming=status["pending"])
+def held_now(nodes: Path) -> Held:
+    """By the folders of a local cluster's nodes: to ask its autoscaler would take a core from what is measured."""
+    there, coming = count_nodes(nodes)
+    return Held(time=time.monotonic(), there=there, coming=coming)

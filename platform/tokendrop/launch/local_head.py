@@ -82,6 +82,11 @@ class LocalCluster:
         return Path(self.folder) / "head.log"
 
     @property
+    def nodes(self) -> Path:
+        """Below it, each node has a folder from when the autoscaler starts it until it has gone."""
+        return Path(self.folder) / "nodes"
+
+    @property
     def environment(self) -> dict[str, str]:
         """What a process needs to reach the cluster."""
         return {"RAY_ADDRESS": self.address, **self.access}
@@ -156,7 +161,7 @@ def _autoscaling(cluster: LocalCluster) -> dict[str, Any]:
             "type": "external",
             "module": f"{LocalNodes.__module__}.{LocalNodes.__name__}",
             "gcs_address": cluster.address,
-            "folder": f"{cluster.folder}/nodes",
+            "folder": str(cluster.nodes),
             # without these the autoscaler would install Ray on the nodes by ssh
             "disable_node_updaters": True,
             "disable_launch_config_check": True,

@@ -29,6 +29,7 @@ from ray.autoscaler.tags import (
 HEAD, HEAD_TYPE = "head", "ray.head.default"
 LOG, ENDED = "node.log", "ended.log"
 """What a node says, in its folder; what the last node said that ended by itself, beside the folders."""
+_UP = "Ray runtime started"
 _STOP_S = 5.0  # for a node's processes to end by themselves
 
 
@@ -146,3 +147,13 @@ class LocalNodes(NodeProvider):
 def node_address(number: int) -> str:
     """A loopback address for each node, 0 for the head's; for 127.0.0.1, Ray would take the machine's own."""
     return f"127.0.{number // 250}.{number % 250 + 2}"
+
+
+def count_nodes(folder: Path) -> tuple[int, int]:
+    """Nodes that are up, and nodes that are coming, of those that have their folders below this one."""
+    told: list[str] = []
+    for node in folder.glob("*/"):
+        with suppress(OSError):  # it has gone meanwhile
+            told.append((node / LOG).read_text())
+    up = sum(_UP in log for log in told)
+    return up, len(told) - up
