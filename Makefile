@@ -32,9 +32,10 @@ test-kills: test-without-ray
 test-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray'
 
-# the tests of what runs on Ray, less scaling.mode=schedule, on the oldest Ray that will do
+# the tests of what runs on Ray, less scaling.mode=schedule and drains, on the oldest Ray that will do
 test-oldest: .venv-oldest/installed
-	PYTHONPATH=platform .venv-oldest/bin/pytest tests/launch -m 'not alone' --ignore tests/launch/test_autoscaling.py
+	PYTHONPATH=platform .venv-oldest/bin/pytest tests/launch -m 'not alone and not golden and not schedule' \
+		--ignore tests/launch/test_autoscaling.py
 
 .venv-oldest/installed: pyproject.toml .ci/oldest.txt
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest

@@ -19,6 +19,7 @@ from tokendrop.track.audit import audit
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 BY_PLAN = ("scaling.mode=schedule", "scaling.segments=[{from: 0%, workers: 1}, {from: 50%, workers: 2}]")
+FIXED = ()
 GONE_WITHIN_S = 30
 
 
@@ -52,21 +53,31 @@ def assert_no_placement_group_stays() -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("second", [BY_PLAN, ()], ids=["fixed and schedule", "fixed"])
-def test_two_runs_in_two_threads_are_as_each_alone(job: Path, alone: list[float], second: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        pytest.param((BY_PLAN, BY_PLAN), marks=pytest.mark.schedule, id="both by plan"),
+        pytest.param((BY_PLAN, FIXED), marks=pytest.mark.schedule, id="one by plan"),
+        pytest.param((FIXED, FIXED), id="both of fixed size"),
+    ],
+)
+def test_two_runs_in_two_threads_are_as_each_alone(
+    job: Path, alone: list[float], tmp_path: Path, jobs: tuple[tuple[str, ...], tuple[str, ...]]
+) -> None:
     with ThreadPoolExecutor(2) as threads:
         started = [
-            threads.submit(run_training, config_of(job, f"runs_folder={job.parent}/{name}", *overrides))
-            for name, overrides in (("one", BY_PLAN), (f"two{len(second)}", second))
+            threads.submit(run_training, config_of(job, f"runs_folder={tmp_path}/{name}", *overrides))
+            for name, overrides in zip("ab", jobs, strict=True)
         ]
         results = [one.result() for one in started]
-    check(results[0], alone, resizes=1)
-    check(results[1], alone, resizes=1 if second else 0)
+    for result, overrides in zip(results, jobs, strict=True):
+        check(result, alone, resizes=int(overrides is BY_PLAN))
     assert_no_placement_group_stays()
 
 
+@pytest.mark.schedule
 def test_two_trials_of_a_sweep_are_as_each_alone(job: Path, alone: list[float], tmp_path: Path) -> None:
-    configs = [config_of(job, f"runs_folder={tmp_path}/{name}", *how) for name, how in (("a", BY_PLAN), ("b", ()))]
+    configs = [config_of(job, f"runs_folder={tmp_path}/{name}", *how) for name, how in (("a", BY_PLAN), ("b", FIXED))]
     tuner = tune.Tuner(
         tune.with_resources(trial, {"CPU": 0.01}),
         param_space={"config": tune.grid_search(configs)},

@@ -39,7 +39,7 @@ def prepared(job: Path, ray_cluster: None) -> Path:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("mode", [(), ("scaling.mode=schedule", "scaling.segments=[{from: 0%, workers: 1}]")])
+@pytest.mark.parametrize("mode", [(), pytest.param(BY_PLAN, marks=pytest.mark.schedule)])
 def test_a_run_that_waits_for_cores_says_so(
     prepared: Path, full_cluster: dict[str, str], mode: tuple[str, ...]
 ) -> None:
