@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui test test-with-ray test-kills test-without-ray test-oldest chaos goldens lint types clean
+.PHONY: install quickstart ui test test-with-ray test-without-ray test-long test-oldest chaos goldens lint types clean
 
 install: .venv/installed
 
@@ -20,17 +20,17 @@ ui: install
 # in two lanes: tests that start Ray wait a lot, and those that don't leave the cores to them; each is shown at its end;
 # then those that hold a run to seconds, with the machine to themselves
 test: install
-	$(MAKE) --jobs 2 --keep-going --output-sync test-with-ray test-kills
+	$(MAKE) --jobs 2 --keep-going --output-sync test-with-ray test-without-ray
 	$(BIN)/pytest -m alone
 
 test-with-ray:
-	$(BIN)/pytest -m 'ray and not alone and not golden' --ignore tests/chaos
-
-test-kills: test-without-ray
-	$(BIN)/pytest tests/chaos
+	$(BIN)/pytest -m 'ray and not long and not alone and not golden'
 
 test-without-ray:
-	nice -n 19 $(BIN)/pytest -m 'not ray'
+	nice -n 19 $(BIN)/pytest -m 'not ray and not long'
+
+test-long: install
+	$(BIN)/pytest -m long
 
 # the tests of what runs on Ray, less scaling.mode=schedule and drains, on the oldest Ray that will do
 test-oldest: .venv-oldest/installed

@@ -12,7 +12,7 @@ from mutations import Mutation, mutations
 from runs import config_of, write_job
 from tokendrop.launch.trainer import run_training
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 
 EXAMPLES = 60  # of each kind
 HANGS_S = 60.0

@@ -25,7 +25,7 @@ from checkouts import free_ports
 from corpora import documents, tiny_job, write_corpus
 from servers import server
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 SECRETS = {
     "user": "trackuser71",

@@ -30,7 +30,7 @@ from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import load_weights
 from tokendrop.train.committed import committed
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(3600)]
 
 LEFT = """
 import json, ray

@@ -124,6 +124,7 @@ def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
     assert "a worker was lost" not in said
 
 
+@pytest.mark.long
 def test_a_run_of_fixed_size_saves_itself_once_where_its_node_is_taken_back_and_goes_on(
     tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_run_of_fixed_size_saves_itself_once_where_its_node_is_taken_back_and_
         assert len(read_attempts(run)[0]) == 1  # before the node's deadline
 
 
+@pytest.mark.long
 def test_gpus_that_ray_counts_and_nobody_has_are_told_of_in_one_sentence(
     tmp_path: Path, cluster: dict[str, Any], environment: dict[str, str]
 ) -> None:

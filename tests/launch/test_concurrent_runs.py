@@ -56,7 +56,7 @@ def assert_no_placement_group_stays() -> None:
 @pytest.mark.parametrize(
     "jobs",
     [
-        pytest.param((BY_PLAN, BY_PLAN), marks=pytest.mark.schedule, id="both by plan"),
+        pytest.param((BY_PLAN, BY_PLAN), marks=[pytest.mark.schedule, pytest.mark.long], id="both by plan"),
         pytest.param((BY_PLAN, FIXED), marks=pytest.mark.schedule, id="one by plan"),
         pytest.param((FIXED, FIXED), id="both of fixed size"),
     ],
@@ -76,6 +76,7 @@ def test_two_runs_in_two_threads_are_as_each_alone(
 
 
 @pytest.mark.schedule
+@pytest.mark.long
 def test_two_trials_of_a_sweep_are_as_each_alone(job: Path, alone: list[float], tmp_path: Path) -> None:
     configs = [config_of(job, f"runs_folder={tmp_path}/{name}", *how) for name, how in (("a", BY_PLAN), ("b", FIXED))]
     tuner = tune.Tuner(

@@ -10,7 +10,7 @@ from runs import config_of, losses, write_job
 from tokendrop.cli import main
 from tokendrop.launch.trainer import run_training
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.fixture

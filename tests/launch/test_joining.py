@@ -30,6 +30,7 @@ def growing(tokendrop: Callable[..., subprocess.CompletedProcess[str]]) -> Itera
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_nodes_that_join_leave_the_jobs_that_run_alone(
     tmp_path: Path, growing: dict[str, Any], environment: dict[str, str]

@@ -24,7 +24,7 @@ from tokendrop.data.sources import SourceFile, _version, list_files
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import source_path
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 
 def prepare_alone(job: Path, *overrides: str) -> subprocess.CompletedProcess[str]:

@@ -40,6 +40,7 @@ def test_a_python_without_the_dependencies_is_told_what_to_do():
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_a_submitted_run_lies_where_the_user_is(head: Head):
     done = head.run(
         *(sys.executable, "-m", "tokendrop", "submit", "jobs/tiny.yaml", "name=mine"),
@@ -59,6 +60,7 @@ def test_a_submitted_run_lies_where_the_user_is(head: Head):
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_a_jobs_own_exit_code_and_sentence_come_back(head: Head):
     done = head.run(
         *(sys.executable, "-m", "tokendrop", "submit", "jobs/tiny.yaml", "model.vocab_size=100"),

@@ -86,6 +86,7 @@ def test_a_killed_worker_costs_no_sample_and_changes_no_loss(job: Path) -> None:
     assert_ledger_is_exact(Path(result["run"]))
 
 
+@pytest.mark.long
 def test_workers_that_are_killed_as_they_start_are_started_again(
     job: Path, alone: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
