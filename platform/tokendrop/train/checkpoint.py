@@ -53,7 +53,8 @@ class Checkpoints:
         self.wait()
         final, unfinished = self.folder / step_name(step), self.folder / f"{step_name(step)}.partial"
         if self._is_first:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            for left in self.folder.glob("step_*.partial"):  # by a death in the middle of a save, at whatever step
+                shutil.rmtree(left, ignore_errors=True)
             unfinished.mkdir(parents=True)
         if self._group is not None:
             dist.barrier(self._group)
