@@ -118,6 +118,7 @@ def test_evaluation_never_drops_tokens(tiny_run: Path, make_run, documents: Path
         (["samples.yaml"], None, "do_sample: false"),
         (["long.yaml"], None, "max_gen_toks=128 leaves no room"),
         (["glued.yaml"], None, "want choices of 1 to 128 tokens, found one of 0"),
+        (["blank.yaml"], None, "want a context of at least one token, or none at all, found ' ' before"),
     ],
 )
 def test_what_the_user_got_wrong_is_said_in_one_sentence(names, include, message, tiny_run: Path, documents: Path):
@@ -131,6 +132,7 @@ def test_what_the_user_got_wrong_is_said_in_one_sentence(names, include, message
         "long.yaml": writing.replace("max_gen_toks: 24", "max_gen_toks: 128"),
         "glued.yaml": choices.replace("{{text}}", "a gre").replace("{{choices}}", "{{['y', 'e', 'y', 'e']}}")
         + 'target_delimiter: ""\n',
+        "blank.yaml": choices.replace("{{text}}", "{{' '}}"),
     }
     for name, text in files.items():
         (documents / name).write_text(text)

@@ -59,9 +59,14 @@ class GptLm(TemplateLM):
         """Each continuation's log-likelihood, nats, and whether greedy decoding would write it.
 
         Raises:
-            UserError: a continuation has no token of its own, or more than the model takes.
+            UserError: a continuation has no token of its own, or more than the model takes; or a context has none.
         """
-        for (context, continuation), _, tokens in requests:
+        for (context, continuation), before, tokens in requests:
+            if not before:  # lm-eval takes white space at its end for the continuation's
+                raise UserError(
+                    f"task: want a context of at least one token, or none at all, found {context[-40:]!r}"
+                    f" before {continuation[:40]!r}"
+                )
             if not 0 < len(tokens) <= self.max_length:
                 raise UserError(
                     f"task: want choices of 1 to {self.max_length} tokens, found one of {len(tokens)}:"
