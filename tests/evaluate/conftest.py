@@ -72,7 +72,7 @@ def sentence(seed: int, words: int = 12) -> str:
     return " ".join(random.Random(seed).choices(WORDS.split(), k=words))
 
 
-def _make_run(folder: Path, tokenizer: Tokenizer, **changes: object) -> Path:
+def _make_run(folder: Path, tokenizer: Tokenizer, *, precision: str = "auto", **changes: object) -> Path:
     """A run folder below `folder`, with the token shards beside it.
 
     Args:
@@ -82,7 +82,7 @@ def _make_run(folder: Path, tokenizer: Tokenizer, **changes: object) -> Path:
     run.mkdir()
     data.mkdir()
     vocab_size = tokenizer.get_vocab_size()
-    config = experiment({"vocab_size": -(-vocab_size // 512) * 512, **changes})
+    config = experiment({"vocab_size": -(-vocab_size // 512) * 512, **changes}, precision)
     rows = np.random.default_rng(0).integers(0, vocab_size, (VALIDATION_ROWS, LENGTH + 1))
     write_folder(
         data,
@@ -97,12 +97,12 @@ def _make_run(folder: Path, tokenizer: Tokenizer, **changes: object) -> Path:
     return run
 
 
-def experiment(model: dict[str, object]) -> ExperimentConfig:
+def experiment(model: dict[str, object], precision: str) -> ExperimentConfig:
     tree = {
         "name": "tiny",
         "model": {"kind": "gpt", "layers": 2, "width": 64, "heads": 4, "sequence_length": LENGTH, **model},
         "data": {"corpus": ["python"]},
-        "train": {"length": "10 steps", "global_batch": 4, "micro_batch": 2, "peak_lr": 1e-3},
+        "train": {"length": "10 steps", "global_batch": 4, "micro_batch": 2, "peak_lr": 1e-3, "precision": precision},
         "track": {"uri": None},
     }
     return build(ExperimentConfig, tree, "")
