@@ -27,12 +27,24 @@ _HEAVY += ["deepspeed.runtime.zero.muon.muon_optimizer"]  # with it comes what d
 mp.get_context("forkserver").set_forkserver_preload(_HEAVY)
 
 
-def together(world_size: int, function: Callable[..., Any], *arguments: Any) -> None:
+def together(world_size: int, function: Callable[..., Any], *arguments: Any, start_method: str = "forkserver") -> None:
     """Call a function, of this or another importable file, in every process of a group."""
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(
-            _member, (world_size, f"file://{folder}/store", function, arguments), world_size, start_method="forkserver"
+            _member, (world_size, f"file://{folder}/store", function, arguments), world_size, start_method=start_method
         )
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in a process of its own, which starts many groups at little cost each: with `"fork"`.
+
+    It has imported what they need, once for all of them, and must not have trained by itself.
+    """
+    mp.start_processes(_alone, (function, arguments), start_method="forkserver")
+
+
+def _alone(rank: int, function: Callable[..., Any], arguments: Any) -> None:
+    function(*arguments)
 
 
 def _member(rank: int, world_size: int, store: str, function: Callable[..., Any], arguments: Any) -> None:
@@ -60,7 +72,9 @@ class StopRunError(Exception):
     """The run has come as far as it should."""
 
 
-def train_until(config: ExperimentConfig, run: Path, stop: int, dtype: torch.dtype | None = None) -> None:
+def train_until(
+    config: ExperimentConfig, run: Path, stop: int, dtype: torch.dtype | None = None, *, keep: int = 9
+) -> None:
     """What a worker does: from the last checkpoint of a run to a step.
 
     Args:
@@ -71,7 +85,7 @@ def train_until(config: ExperimentConfig, run: Path, stop: int, dtype: torch.dty
     if dtype is not None:
         engine.dtype = dtype
     run.mkdir(exist_ok=True)
-    checkpoints = Checkpoints(run / CHECKPOINTS, keep=9, meta={"strategy": config.train.strategy})
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=keep, meta={"strategy": config.train.strategy})
     newest = checkpoints.newest()
     start = checkpoints.load(engine, newest) if newest else 0
     parts = Parts(
