@@ -35,6 +35,7 @@ def go_on_alone(config: ExperimentConfig, run: Path, data: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not HAS_DEEPSPEED, reason="deepspeed is not installed: pip install 'tokendrop[deepspeed]'")
