@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tokendrop import cli_arguments, commands, commands_bench, commands_data
+from tokendrop import cli_arguments, commands, commands_bench, commands_data, commands_train
 from tokendrop.arguments import Command, Parser, end_quietly, tell_no_secrets
 from tokendrop.errors import UserError, first_line
 
@@ -97,14 +97,14 @@ COMMANDS = (
     ),
     Command(
         "train",
-        commands.train,
+        commands_train.train,
         cli_arguments.train,
         about="Pretrain by a job file, on this machine or on the Ray cluster at RAY_ADDRESS.",
         example="tokendrop train jobs/pretrain/quickstart.yaml scaling.workers=2 scaling.cpus_per_worker=1",
     ),
     Command(
         "compare",
-        commands.compare,
+        commands_train.compare,
         cli_arguments.compare,
         about="Train several jobs, one after the other, and print what each saves against the first.",
         example="tokendrop compare jobs/pretrain/quickstart_baseline.yaml jobs/pretrain/quickstart.yaml",

@@ -5,22 +5,18 @@ Heavy libraries are imported where they are used, so that `plan` and `--help` an
 
 import argparse
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import unusable_path
 from tokendrop.config.load import dump, load_job
 from tokendrop.errors import UserError
 from tokendrop.render import (
     addresses_text,
     cluster_text,
-    comparison_text,
     plan_result,
     plan_text,
     print_json,
@@ -86,38 +82,6 @@ def prepare(options: argparse.Namespace) -> None:
     else:
         parts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
         print_text(f"{folder}: {parts}; rows: " + ", ".join(f"{count:,} {split}" for split, count in rows.items()))
-
-
-def train(options: argparse.Namespace) -> None:
-    if options.resume is None and options.job is None:
-        raise UserError("train: want a job file, or --resume RUN")
-    job = options.job
-    if options.resume is not None and (job is None or "=" in job):
-        from tokendrop.track.run_folder import JOB, open_run_folder
-
-        open_run_folder(options.resume)
-        options.overrides = [*([job] if job else []), *options.overrides]
-        job = options.resume / JOB
-    config = job_to_train(job, options.overrides)
-    result = trained(config, resume=options.resume)
-    if options.json:
-        print_json(result)
-    else:
-        print_text(comparison_text([result], [config.name]))
-        print_text(
-            f"layer tokens saved: {result['layer_token_saving']:.1%}   FLOPs saved: {result['flops_saving']:.1%}"
-        )
-        print_text(where_to_look([result], config))
-
-
-def compare(options: argparse.Namespace) -> None:
-    configs = [job_to_train(job, options.set) for job in options.jobs]
-    results = [trained(config) for config in configs]
-    if options.json:
-        print_json({"runs": results})
-    else:
-        print_text("\n" + comparison_text(results, [config.name for config in configs]))
-        print_text(where_to_look(results, configs[0]))
 
 
 def sync(options: argparse.Namespace) -> None:
@@ -247,44 +211,3 @@ def needs_extra(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed; pip install 'tokendrop[{extra}]'") from None
-
-
-def job_to_train(job: str | Path, overrides: Sequence[str]) -> ExperimentConfig:
-    """A job with absolute paths of its results."""
-    config = load_job(job, overrides)
-    from tokendrop.launch.results import with_absolute_paths
-
-    return with_absolute_paths(config)
-
-
-def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
-    """Train on Ray; a run that fails ends the command with one line and exit code 1."""
-    import ray
-    from ray.exceptions import RayError
-    from ray.train import TrainingFailedError
-
-    from tokendrop.launch.results import tell_place
-    from tokendrop.launch.stopping import stopping_in_time
-    from tokendrop.launch.trainer import run_training
-
-    tell_place(config)
-    try:
-        with stopping_in_time():
-            return run_training(config, resume=resume)
-    except KeyboardInterrupt:
-        ray.shutdown()  # at the exit it would wait half a second more, for logs that are not shown
-        raise
-    except (TrainingFailedError, RayError, OSError) as error:
-        say(f"{error}\ntokendrop: the run failed (scaling.max_restarts={config.scaling.max_restarts})")
-        sys.exit(1)
-
-
-def where_to_look(results: Sequence[dict[str, Any]], config: ExperimentConfig) -> str:
-    """Where to look at what was made."""
-    lines = ["", *(f"run folder  {result['run']}" for result in results)]
-    if config.track.uri and config.track.uri.startswith("sqlite:"):
-        mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
-        lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
-    elif config.track.uri:
-        lines.append(f"curves      {config.track.uri}, experiment {config.track.experiment}")
-    return "\n".join(lines)

@@ -215,28 +215,6 @@ def _segment_rows(plan: RunPlan) -> list[list[str]]:
     ]
 
 
-def comparison_text(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Runs side by side; savings are against the first."""
-    first = results[0]
-
-    def saving(result: Mapping[str, Any], key: str) -> str:
-        return "" if result is first else f" (-{1 - result[key] / first[key]:.1%})".replace("--", "+")
-
-    rows = [
-        [
-            name,
-            f"{result['val_loss']:.3f}",
-            f"{result['val_perplexity']:.1f}",
-            count(result["layer_tokens"]) + saving(result, "layer_tokens"),
-            count(result["flops"]) + saving(result, "flops"),
-            f"{result['wall_clock_s']:.1f} s" + saving(result, "wall_clock_s"),
-            f"{result['tokens_per_s']:,.0f}",
-        ]
-        for name, result in zip(names, results, strict=True)
-    ]
-    return table(["run", "val loss", "perplexity", "layer tokens", "FLOPs", "training time", "tokens/s"], rows)
-
-
 def profile_text(profile: DeviceProfile, path: str) -> str:
     """A measured device profile, and where it lies."""
     speed, rows = profile.speeds[0], list[list[str]]()

@@ -90,13 +90,23 @@ def _figures(seconds: Mapping[str, list[float]], config: GptConfig, lengths: Map
     return figures
 
 
-def timed_step(engine: Engine, dropping: Dropping, batch: Batch, *, kept_length: int, update: bool = True) -> float:
-    """Seconds of draw, forward and backward, and of clip and AdamW where `update` is set."""
+def timed_step(
+    engine: Engine,
+    dropping: Dropping | None,
+    batch: Batch,
+    *,
+    kept_length: int,
+    micro_batches: int = 1,
+    update: bool = True,
+) -> float:
+    """Seconds of draw, forward and backward, so often, and of clip and AdamW where `update` is set."""
     synchronize(batch)
     started = time.perf_counter()
     where: Any = {"sequence_length": batch.input_ids_BS.shape[1], "device": batch.input_ids_BS.device}
-    dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, **where)
-    engine.forward_backward(batch, share=1.0, last_micro_batch=True)
+    for left in reversed(range(micro_batches)):
+        if dropping is not None:
+            dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, **where)
+        engine.forward_backward(batch, share=1 / micro_batches, last_micro_batch=left == 0)
     if update:
         engine.step(lr=1e-4, max_grad_norm=1.0)
     synchronize(batch)

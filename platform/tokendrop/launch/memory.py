@@ -1,6 +1,7 @@
 """Whether a run's workers can find room in this machine's memory at all."""
 
 import os
+from collections.abc import Sequence
 
 import psutil
 
@@ -18,17 +19,27 @@ def check_memory(config: ExperimentConfig) -> None:
     Counts no more than every run takes, so a run that passes may still be too large. Says nothing of GPUs, nor of the
     machines of another cluster.
     """
-    scaling, train = config.scaling, config.train
+    scaling = config.scaling
     if scaling.gpus_per_worker or os.environ.get("RAY_ADDRESS"):
         return
     workers = scaling.workers if scaling.mode == "fixed" else 1
-    shape, number_bytes = config.model.shape, 8 if train.precision == "fp64" else 4
-    copies = workers * _NUMBERS if train.strategy == "ddp" else workers * (_NUMBERS - _SHARED) + _SHARED
-    first_layer = workers * train.micro_batch * shape.sequence_length * shape.width
-    need, have = (copies * shape.parameters + first_layer) * number_bytes, psutil.virtual_memory().total
+    shape, need, have = config.model.shape, least_bytes(config, workers=workers), psutil.virtual_memory().total
     if need > have:
         raise UserError(
             f"model: {count(shape.parameters)} parameters with their gradients and Adam's moments, and a micro batch,"
             f" want {count(need)}B of memory for {workers:,} workers, this machine has {count(have)}B; want a smaller"
             " model, micro batch or scaling.workers"
         )
+
+
+def least_bytes(config: ExperimentConfig, *, workers: int) -> int:
+    """Of the workers' parameters with all that goes with them, and of a micro batch before its first layer."""
+    shape, train = config.model.shape, config.train
+    copies = workers * _NUMBERS if train.strategy == "ddp" else workers * (_NUMBERS - _SHARED) + _SHARED
+    first_layer = workers * train.micro_batch * shape.sequence_length * shape.width
+    return (copies * shape.parameters + first_layer) * (8 if train.precision == "fp64" else 4)
+
+
+def fit_at_once(configs: Sequence[ExperimentConfig]) -> bool:
+    """Whether one worker of each job fits into half of the memory that is free here; layers want the other half."""
+    return sum(least_bytes(config, workers=1) for config in configs) <= psutil.virtual_memory().available / 2

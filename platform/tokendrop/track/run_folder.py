@@ -2,10 +2,12 @@
 
 import hashlib
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
@@ -180,12 +182,20 @@ def summarize(folder: Path) -> dict[str, Any]:
         "flops": steps[-1]["flops"],
         "flops_saving": plan.flops_saving(),
         "wall_clock_s": seconds,
+        "step_time_s": _spread([row["step_time_s"] for row in steps]),
         "tokens_per_s": steps[-1]["tokens"] / seconds,
         "data_wait_share": sum(row["data_time_s"] for row in steps) / seconds,
         "resizes": sum(a != b for a, b in pairwise(sizes)),
         "resize_pause_s": sum(pause["pause_s"] for pause in pauses),
         "restarts": max(0, len(attempts) - 1 - len(pauses)),
     }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    """The median of them, and where the lowest and the highest tenth end."""
+    rising = sorted(values)
+    tenth = len(rising) // 10
+    return {"median": median(rising), "p10": rising[tenth], "p90": rising[-1 - tenth]}
 
 
 def read_attempts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
