@@ -35,13 +35,13 @@ def _step(options: argparse.Namespace) -> dict[str, Any]:
 def _overhead(options: argparse.Namespace) -> dict[str, Any]:
     from tokendrop.bench.overhead import bench_overhead
 
-    return bench_overhead(_job(options, "quickstart_baseline"), rounds=options.rounds, say=say)
+    return bench_overhead(_job(options, "bench"), rounds=options.rounds, say=say)
 
 
 def _data(options: argparse.Namespace) -> dict[str, Any]:
     from tokendrop.bench.data import bench_data
 
-    return bench_data(_job(options, "quickstart_baseline"), options.overrides, rounds=options.rounds, say=say)
+    return bench_data(_job(options, "bench"), options.overrides, rounds=options.rounds, say=say)
 
 
 def _elastic(options: argparse.Namespace) -> dict[str, Any]:

@@ -12,7 +12,7 @@ JOBS = Path(__file__).parents[2] / "jobs" / "pretrain"
 
 
 def test_the_live_line_tells_step_loss_speed_kept_length_saving_and_time_left(capsys: pytest.CaptureFixture[str]):
-    config = load_job(JOBS / "quickstart_baseline.yaml", ["train.length=80 steps"])
+    config = load_job(JOBS / "bench.yaml", ["train.length=80 steps"])
     line, full = LiveLine(config), config.plan().layer_tokens_full
     report = {"val_loss": 5.5, "kept_length": 512, "step_time_s": 2.0}
     line.show({"attempt_from": 0, "world_size": 1})
@@ -28,7 +28,7 @@ def test_the_live_line_tells_step_loss_speed_kept_length_saving_and_time_left(ca
 
 
 def test_a_loss_is_told_with_its_cause_as_soon_as_it_is_in_the_record(tmp_path: Path, capsys) -> None:
-    line = LiveLine(load_job(JOBS / "quickstart_baseline.yaml"))
+    line = LiveLine(load_job(JOBS / "bench.yaml"))
     note_loss(tmp_path, "rank 1 (The actor died)")
     (noted,) = MetricsTail(tmp_path).read()
     line.show(noted)
