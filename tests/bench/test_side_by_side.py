@@ -58,6 +58,11 @@ def test_times_that_grow_evenly_with_the_kept_length_add_up_to_those_of_the_run(
     assert sum(steps * (fixed + each * kept) for kept, steps in timed_points(plan)) == pytest.approx(whole)
 
 
+def test_three_quarters_of_the_steps_in_half_the_time_save_three_eighths() -> None:
+    seconds = {"job 0 point 0": [1.0, 2.0], "job 1 point 0": [0.5, 1.0], "job 1 point 1": [1.0, 2.0]}
+    assert over_first(seconds, [[(8, 4.0)], [(4, 3.0), (8, 1.0)]]) == [[1.0, 1.0], [0.625, 0.625]]
+
+
 @given(timings())
 def test_a_job_beside_itself_takes_exactly_as_long(case) -> None:
     seconds, points = case
