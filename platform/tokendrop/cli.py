@@ -106,7 +106,7 @@ COMMANDS = (
         "compare",
         commands_train.compare,
         cli_arguments.compare,
-        about="Train several jobs, one after the other, and print what each saves against the first.",
+        about="Train several jobs, one after the other, time their steps in turns, and print what each saves.",
         example="tokendrop compare jobs/pretrain/quickstart_baseline.yaml jobs/pretrain/quickstart.yaml",
     ),
     Command(

@@ -88,7 +88,7 @@ def test_a_run_restarted_is_one_mlflow_run_with_every_step(tmp_path: Path, sqlit
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_id == MlflowMirror(folder, config).run_id
     assert run.info.status == "FINISHED"
-    assert run.data.params["drop.schedule.start"] == "32"
+    assert run.data.params["drop.schedule.start"] == str(config.drop.schedule.start)
     assert run.data.tags["method"] == "random_ltd"
     assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} == {JOB, PLAN, ENVIRONMENT}
     for name, field in METRICS.items():
