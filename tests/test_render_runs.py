@@ -6,7 +6,7 @@ import pytest
 
 from tokendrop.render_runs import comparison_text, run_text
 
-STEP_TIMES = [{"median": 1.0, "min": 1.0, "max": 1.0}, {"median": 0.854, "min": 0.81, "max": 1.03}]
+STEP_TIMES = [{"median": 1.0, "min": 1.0, "max": 1.0, "turns": 9}, {"median": 0.854, "min": 0.81, "max": 1.03}]
 
 
 def result(*, seconds: float, share: float) -> dict[str, object]:
@@ -28,6 +28,7 @@ RUNS = [result(seconds=100.0, share=1.0), result(seconds=114.0, share=0.75)]
 def test_only_what_was_measured_in_turns_is_told_as_time_saved() -> None:
     text = comparison_text(RUNS, ["whole", "drops"], step_times=STEP_TIMES)
     first, second = text.splitlines()[2:4]
+    assert "median (least to most) of 9 turns" in text
     assert re.split("  +", first) == ["whole", "4.500", "90.0", "2M", "10T", "100.0 s"]
     saved = "-14.6% (-19% to +3%)"
     assert re.split("  +", second) == ["drops", "4.500", "90.0", "1.5M (-25.0%)", "7.5T (-25.0%)", saved, "114.0 s"]

@@ -43,7 +43,8 @@ def comparison_text(
     if step_times is None:
         told = f"Step time: median of each run's own steps (10% to 90% of them); not measured in turns: {not_timed}."
     else:
-        told = "Step time, in turns: both jobs' steps timed side by side, median (least to most) over the turns."
+        turns = step_times[0]["turns"]
+        told = f"Step time, in turns: the jobs' steps timed side by side, median (least to most) of {turns} turns."
     told += "\nTraining time: one run after the other, with whatever else the machine did meanwhile."
     drops = any(result["layer_token_saving"] for result in results)
     return "\n\n".join([text, told, *([_AT_SCALE] if drops else [])])

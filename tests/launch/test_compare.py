@@ -46,7 +46,7 @@ def test_scripts_read_the_time_of_steps_in_turns(jobs, ray_cluster, capsys):
     main(["compare", *jobs, "--json"])
     result = json.loads(capsys.readouterr().out)
     first, second = result["step_time_over_first"]
-    assert first == {"median": 1, "min": 1, "max": 1, "unit": "x time"}
+    assert first == {"median": 1, "min": 1, "max": 1, "unit": "x time", "turns": second["turns"]}
     assert 0 < second["min"] <= second["median"] <= second["max"]
     assert result["not_timed"] is None
     assert [run["layer_tokens"] for run in result["runs"]] == [512, 384]

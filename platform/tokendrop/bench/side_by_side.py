@@ -21,7 +21,7 @@ from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.device import tune_cpu
 
 _LENGTHS = 4  # timed of each job
-_FEWEST, _MOST, _SECONDS = 4, 40, 20.0  # turns, and what they take where steps are short
+_FEWEST, _MOST, _SECONDS = 2, 40, 20.0  # turns, as many as fit into so many seconds
 
 Point = tuple[int, float]
 """A kept length, and the steps of the run that it stands for."""
@@ -67,7 +67,7 @@ def time_side_by_side(
     turns = min(_MOST, max(_FEWEST, int(_SECONDS / (time.perf_counter() - begun))))
     done = count(1)
     seconds = interleave(cases, rounds=turns, say=lambda _: progress(next(done), turns))
-    return [figure(one, "x time") for one in over_first(seconds, points)]
+    return [figure(one, "x time") | {"turns": turns} for one in over_first(seconds, points)]
 
 
 def timed_points(plan: RunPlan, most: int = _LENGTHS) -> list[Point]:
