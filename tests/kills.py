@@ -37,14 +37,14 @@ class Command(subprocess.Popen[bytes]):
         os.killpg(self.pid, signal.SIGKILL)
         self.wait()
 
-    def until(self, what: Callable[[], bool], name: str) -> bool:
+    def until(self, what: Callable[[], bool], name: str, *, patience_s: float = LONGEST_WAIT_S) -> bool:
         """Whether it came true before the command was done; where it fails or takes long, so does the test."""
-        deadline = time.monotonic() + LONGEST_WAIT_S
+        deadline = time.monotonic() + patience_s
         while not what():
             if self.poll() is not None:
                 assert self.returncode == 0, self.said()
                 return False
-            assert time.monotonic() < deadline, f"waited for {name} for {LONGEST_WAIT_S} s: {self.said()}"
+            assert time.monotonic() < deadline, f"waited for {name} for {patience_s} s: {self.said()}"
             time.sleep(0.02)
         return True
 
@@ -52,9 +52,9 @@ class Command(subprocess.Popen[bytes]):
         if self.poll() is None:
             self.kill_all()
 
-    def finish(self) -> None:
+    def finish(self, *, patience_s: float = LONGEST_WAIT_S) -> None:
         """Wait for its end, which is to be a success."""
-        assert not self.until(lambda: False, "its end")
+        assert not self.until(lambda: False, "its end", patience_s=patience_s)
 
 
 def processes_named(*words: str) -> list[psutil.Process]:
