@@ -36,7 +36,8 @@ OURS["commands_bench"] = {"bench", "errors", "render"}
 OURS["commands_train"] = {"bench", "config", "errors", "launch", "render", "render_runs", "track"}
 OURS["arguments"] = {"config", "errors"}
 OURS["cli_arguments"] = {"arguments", "config"}
-OURS["cli"] = {"arguments", "cli_arguments", "errors", "launch"} | {one for one in OURS if one.startswith("commands")}
+OURS["cli"] = {"arguments", "cli_arguments", "errors", "launch", "render"}
+OURS["cli"] |= {one for one in OURS if one.startswith("commands")}
 OURS["__main__"] = {"cli"}
 OURS["__init__"] = set()
 for one in set(OURS) - {"method", "schedule", "__init__", "__main__"}:

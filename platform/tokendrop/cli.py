@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tokendrop import cli_arguments, commands, commands_bench, commands_data, commands_train
 from tokendrop.arguments import Command, Parser, end_quietly, tell_no_secrets
 from tokendrop.errors import UserError, first_line
+from tokendrop.render import results_alone
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = parse(arguments)
         if options.run is not commands.submit:  # which shows another Ray the token of that
             close_to_others()
-        options.run(options)
+        with results_alone():
+            options.run(options)
         sys.stdout.flush()
     except UserError as error:
         print(f"tokendrop: {' '.join(str(error).splitlines())}", file=sys.stderr)

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -174,7 +174,7 @@ def cluster_down(options: argparse.Namespace) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    with needs_extra("eval"), redirect_stdout(sys.stderr):
+    with needs_extra("eval"):
         from tokendrop.evaluate.evaluation import evaluate_run, evaluation_text
 
     tasks = [task.strip() for task in (options.tasks or "").split(",") if task.strip()]
@@ -182,8 +182,7 @@ def evaluate(options: argparse.Namespace) -> None:
         raise UserError(f"--tasks: want names such as lambada_openai,piqa; got {options.tasks!r}")
     if overlong := [task for task in tasks if unusable_path(task)]:
         raise UserError(f"--tasks: {unusable_path(overlong[0])}")
-    with redirect_stdout(sys.stderr):  # what libraries have to say
-        result = evaluate_run(options.path, tasks, include=options.include, limit=options.limit)
+    result = evaluate_run(options.path, tasks, include=options.include, limit=options.limit)
     if options.json:
         print_json(result)
     else:
@@ -191,11 +190,10 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    with needs_extra("eval"), redirect_stdout(sys.stderr):
+    with needs_extra("eval"):
         from tokendrop.evaluate.export import export_checkpoint
 
-    with redirect_stdout(sys.stderr):  # what libraries have to say, DeepSpeed among them
-        folder = export_checkpoint(options.path, options.to)
+    folder = export_checkpoint(options.path, options.to)
     if options.json:
         print_json({"folder": str(folder)})
     else:

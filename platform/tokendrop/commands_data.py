@@ -31,7 +31,7 @@ def show(options: argparse.Namespace) -> None:
     if options.json:
         print_json(result, is_corpus=True)
     else:
-        print(sample_text(result))
+        print_text(sample_text(result), is_corpus=True)
 
 
 def stats(options: argparse.Namespace) -> None:

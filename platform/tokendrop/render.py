@@ -4,9 +4,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TextIO
 
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.plan import RunPlan
@@ -14,6 +15,26 @@ from tokendrop.schedule.scaling import Estimate, estimate
 from tokendrop.secrets import redact, redact_all
 
 _MOST_ROWS, _MOST_RESIZES = 16, 8
+_results: ContextVar[TextIO | None] = ContextVar("results", default=None)
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """Keep standard output for what this module prints; what libraries print there goes to standard error.
+
+    Ray prints warnings of the whole cluster on a driver's standard output, whatever `log_to_driver` says.
+    """
+    token = _results.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _results.reset(token)
+
+
+def results() -> TextIO:
+    """The stream that results go to."""
+    return _results.get() or sys.stdout
 
 
 def print_json(result: Mapping[str, Any], *, is_corpus: bool = False) -> None:
@@ -22,12 +43,12 @@ def print_json(result: Mapping[str, Any], *, is_corpus: bool = False) -> None:
     Args:
         is_corpus: whether it holds text of a corpus, which is shown as it is.
     """
-    sys.stdout.write(json.dumps(result if is_corpus else redact_all(result), indent=1) + "\n")
+    print(json.dumps(result if is_corpus else redact_all(result), indent=1), file=results())
 
 
-def print_text(text: str) -> None:
+def print_text(text: str, *, is_corpus: bool = False) -> None:
     """A result on standard output."""
-    print(redact(text))
+    print(text if is_corpus else redact(text), file=results())
 
 
 def say(text: str) -> None:

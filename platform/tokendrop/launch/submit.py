@@ -33,7 +33,7 @@ from tokendrop.launch.preflight import (
     list_upload,
     warn_about_paths,
 )
-from tokendrop.render import say
+from tokendrop.render import results, say
 from tokendrop.secrets import redact
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
@@ -155,7 +155,7 @@ def follow(client: JobSubmissionClient, job_id: str, address: str, *, as_json: b
     Returns:
         status, exit_code (of the driver; 1 where it has none, 130 after Ctrl-C) and result.
     """
-    stream, tail = sys.stderr if as_json else sys.stdout, ""
+    stream, tail = sys.stderr if as_json else results(), ""
 
     def show(lines: str) -> None:
         nonlocal tail
