@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.worker_group import Worker
+from ray.train.v2._internal.execution.worker_group import Worker, WorkerGroup
 
 from tokendrop.elastic.policy import ScheduledTrainer, SchedulePolicy
 from tokendrop.elastic.standby import StandbyWorkerGroup
@@ -67,6 +67,12 @@ def test_rays_coordinator_recomputes_what_it_reserves_when_it_is_asked_to() -> N
 def test_a_controller_makes_its_groups_of_its_class_attribute() -> None:
     assert "worker_group_cls" in vars(TrainController)
     assert "self.worker_group_cls.create" in inspect.getsource(TrainController._start_worker_group)
+
+
+def test_a_group_makes_its_synchronization_actor_of_a_name_of_its_module() -> None:
+    source = inspect.getsource(WorkerGroup._start_impl)
+    assert "SynchronizationActor.options(" in source
+    assert "SynchronizationActor" in WorkerGroup._start_impl.__globals__
 
 
 def test_a_worker_is_made_of_an_actor_and_what_it_says_of_itself() -> None:

@@ -105,19 +105,22 @@ def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(job: Pa
 def test_a_fast_resize_has_its_processes_before_it_is_due(job: Path, fixed: list[float]) -> None:
     plan, runs = segments(("0%", 1), ("60 steps", 2)), job.parent / "fast"
     before_the_pause: set[int] = set()
+    synchronizers: set[int] = set()
     pids: list[int] = []
 
     def watch() -> None:
-        """Note the workers' processes until the first group pauses, and rank 0 of each group."""
+        """Note the groups' processes until the first group pauses, and rank 0 of each group."""
         while not (found := list(runs.glob("*/metrics.jsonl"))):
             time.sleep(0.02)
         tail, is_paused = MetricsTail(found[0].parent), False
         while len(pids) < 2:
             workers = {process.pid for process in processes_named("ray::RayTrainWorker")}
+            ours = {process.pid for process in processes_named("ray::SynchronizationActor")}
             lines = tail.read()
             is_paused = is_paused or any("paused_at" in line for line in lines)
             if not is_paused:
                 before_the_pause.update(workers)
+                synchronizers.update(ours)
             pids.extend(line["pid"] for line in lines if "attempt_from" in line)
             time.sleep(0.02)
 
@@ -128,5 +131,6 @@ def test_a_fast_resize_has_its_processes_before_it_is_due(job: Path, fixed: list
     watcher.join(10)
     assert len(pids) == 2
     assert set(pids) <= before_the_pause
+    assert len(synchronizers) == 2  # Ray's own actor of each group
     assert (result["resizes"], result["restarts"]) == (1, 0)
     assert stretches(result["run"]) == [(1, 60, 1), (61, 62, 2)]

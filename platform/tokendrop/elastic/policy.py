@@ -33,7 +33,7 @@ _PLACE_S = 5.0  # for which room that was seen is waited for; another run may ha
 _CONTROLLER = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # it keeps workers on a node that goes; this policy moves them off
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(_PLACE_S),
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # so often the policy is asked
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # so often the policy is asked
 }
 
 
@@ -191,8 +191,11 @@ class SchedulePolicy(ElasticScalingPolicy):
         return {node: int(min(has.get(one, 0) // each[one] for one in each)) for node, has in nodes.items()}
 
     def _wait_for_freed_room(self) -> None:
-        """Until the cluster knows that the last workers are gone, its autoscaler may add a node for the next ones."""
-        deadline = time.monotonic() + (_FREE_S if self.autoscaling else 0)
+        """Until the cluster knows that the last workers are gone.
+
+        Before that, its autoscaler may add a node for the next ones, and a group that finds no room tries again late.
+        """
+        deadline = time.monotonic() + _FREE_S
         while time.monotonic() < deadline:
             free = self._free(Counter(), frozenset())
             if all(free.get(node, 0) >= workers for node, workers in self._held.items()):

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.train.v2._internal.execution.worker_group import RayTrainWorker, Worker, WorkerGroup
+from ray.train.v2._internal.execution.worker_group import RayTrainWorker, Worker, WorkerGroup, worker_group
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -40,6 +40,7 @@ class StandbyPool:
         self._actors: list[tuple[str, Any]] = []
         self._importing: list[Any] = []
         self._started_for: tuple[float, int] | None = None
+        self._sync_actors = _MadeAhead(worker_group.SynchronizationActor)
 
     @property
     def nodes(self) -> list[str]:
@@ -55,6 +56,7 @@ class StandbyPool:
     def adopt_workers(self) -> None:
         """Let groups of this controller, the only one of its process, be made of these processes."""
         TrainController.worker_group_cls = type("RunStandbyWorkerGroup", (StandbyWorkerGroup,), {"pool": self})
+        worker_group.SynchronizationActor = self._sync_actors  # whose process starts as slowly as a worker's
 
     def start(self, nodes: Sequence[str], size: int, *, group: float) -> None:
         """Start a process on each node, once for a running group and the size of the next one.
@@ -71,6 +73,7 @@ class StandbyPool:
             home = NodeAffinitySchedulingStrategy(node, soft=False)
             self._actors.append((node, actor.options(scheduling_strategy=home).remote()))
         self._importing = [one.execute.remote(import_all, _IMPORTS) for _, one in self._actors]
+        self._importing += self._sync_actors.start_next()
 
     def take(self, node: str) -> Any:
         """A process of this node, which is a worker from now on; None where there is none."""
@@ -81,7 +84,39 @@ class StandbyPool:
         """End the processes that stand by still."""
         for _, actor in self._actors:
             ray.kill(actor)
+        self._sync_actors.end_next()
         self._actors, self._importing = [], []
+
+
+class _MadeAhead:
+    """In the place of Ray's class of an actor that each group of workers has: the next group's is started ahead."""
+
+    def __init__(self, actor_class: Any) -> None:
+        self._class, self._next = actor_class, None
+        self._options: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
+
+    def options(self, **options: Any) -> "_MadeAhead":
+        self._options = options
+        return self
+
+    def remote(self, **settings: Any) -> Any:
+        self._settings = settings
+        actor, self._next = self._next or self._make(), None
+        return actor
+
+    def start_next(self) -> list[Any]:
+        """Start one as the last one was made; what is there once its process is ready."""
+        self._next = self._make()
+        return [self._next.get_world_size.remote()]
+
+    def end_next(self) -> None:
+        if self._next:
+            ray.kill(self._next)
+        self._next = None
+
+    def _make(self) -> Any:
+        return self._class.options(**self._options).remote(**self._settings)
 
 
 class StandbyWorkerGroup(WorkerGroup):
