@@ -1,7 +1,9 @@
 """`tokendrop bench NAME`: each measurement imports only what it measures."""
 
 import argparse
+import sys
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 from tokendrop.errors import UserError
@@ -11,7 +13,11 @@ from tokendrop.render import bench_text, print_json, print_text, say
 def bench(options: argparse.Namespace) -> None:
     if options.overrides and options.name not in ("data", "elastic"):
         raise UserError(f"bench {options.name}: takes no overrides, got {' '.join(options.overrides)}")
-    result = _NAMES[options.name](options)
+    try:
+        result = _NAMES[options.name](options)
+    except CalledProcessError as error:  # which has said why
+        say(f"tokendrop: bench {options.name}: a process of it ended with exit code {error.returncode}: {error.cmd}")
+        sys.exit(1)
     if options.json:
         print_json(result)
     else:

@@ -1,12 +1,18 @@
 """`tokendrop bench elastic`: worker-seconds are what was held, and predictions start from the paper's own hours."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from corpora import documents, tiny_job, write_corpus
 from strategies import MEASURED
+from tokendrop import commands_bench
 from tokendrop.bench.elastic import bench_elastic, planned, predicted_gpu_days, with_pauses, worker_seconds
+from tokendrop.cli import main
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.schedule.scaling import estimate
@@ -65,3 +71,35 @@ def test_predictions_start_from_the_papers_days_and_a_plan_takes_no_more(model: 
 def test_a_job_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.yaml"):
         bench_elastic(tmp_path / "none.yaml", [], resizes=1, stretch=1, picture=None, say=print)
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_bench_goes_through_all_its_runs(tmp_path: Path) -> None:
+    job = tiny_job(
+        tmp_path,
+        [write_corpus(tmp_path / "corpus.jsonl", documents(60))],
+        train={"length": "40 steps"},
+        scaling={"mode": "schedule", "segments": [{"from": "0%", "workers": 1}, {"from": "50%", "workers": 2}]},
+    )
+    command = [sys.executable, "-m", "tokendrop", "bench", "elastic", "--job", job, "--resizes", "2", "--stretch", "10"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["figures"]
+    assert {"worker_seconds_over_fixed", "two_trials_over_fixed"} <= set(figures)
+    for change in ("resize", "fast_resize", "restart"):
+        assert figures[f"{change}_pause_p95_s"]["median"] > 0
+        assert figures[f"{change}_steps_redone"]["median"] == 0
+    assert figures["fixed_node_seconds"]["median"] > figures["fixed_worker_seconds"]["median"] > 0
+
+
+def test_a_process_of_a_bench_that_fails_is_named_in_one_sentence(tmp_path: Path, monkeypatch, capsys) -> None:
+    def failing(options: object) -> None:
+        subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=True)
+
+    monkeypatch.setitem(commands_bench._NAMES, "step", failing)
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "step"])
+    assert end.value.code == 1
+    assert "tokendrop: bench step: a process of it ended with exit code 3: " in capsys.readouterr().err

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,12 +81,13 @@ def bench_elastic(
 
 
 def _turned(trials: "_Trials", cluster: LocalCluster, resizes: int, stretch: int, most: int) -> tuple[Path, Figures]:
-    """What changes of workers take, where the nodes for them are there; and the first of the two runs."""
+    """What changes of workers take, where the nodes for them are there; and the first of the three runs."""
     trials.prepare(cluster)
     turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
     turned = trials.run(cluster, "schedule", "scaling.mode=schedule", *turns)
+    fast = trials.run(cluster, "fast_resize", "scaling.mode=schedule", "scaling.fast_resize=true", *turns)
     anew = trials.run(cluster, "fit_per_segment", "scaling.mode=fit_per_segment", *turns)
-    return turned, _pauses("resize", turned) | _pauses("restart", anew)
+    return turned, _pauses("resize", turned) | _pauses("fast_resize", fast) | _pauses("restart", anew)
 
 
 def with_pauses(measured: DeviceProfile, turned: Path, node_start_s: float) -> DeviceProfile:
@@ -167,7 +168,9 @@ class _Trials:
     def _begin(self, cluster: LocalCluster, what: str, name: str, *more: str) -> subprocess.Popen[bytes]:
         folders = [f"runs_folder={self.scratch}/{name}", f"data.folder={self.scratch}/data", "track.uri=null"]
         command = [sys.executable, "-m", "tokendrop", what, str(self.job), *self.overrides, *folders, *more]
-        environment: Mapping[str, str] = {**os.environ, **cluster.environment}
+        # without the token of a Ray that this process would start
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
+        environment |= cluster.environment
         return subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE)
 
 
