@@ -81,13 +81,13 @@ def bench_elastic(
 
 
 def _turned(trials: "_Trials", cluster: LocalCluster, resizes: int, stretch: int, most: int) -> tuple[Path, Figures]:
-    """What changes of workers take, where the nodes for them are there; and the first of the three runs."""
+    """What changes of workers take, where the nodes for them are there; and the run of the fast ones."""
     trials.prepare(cluster)
     turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
     turned = trials.run(cluster, "schedule", "scaling.mode=schedule", *turns)
     fast = trials.run(cluster, "fast_resize", "scaling.mode=schedule", "scaling.fast_resize=true", *turns)
     anew = trials.run(cluster, "fit_per_segment", "scaling.mode=fit_per_segment", *turns)
-    return turned, _pauses("resize", turned) | _pauses("fast_resize", fast) | _pauses("restart", anew)
+    return fast, _pauses("resize", turned) | _pauses("fast_resize", fast) | _pauses("restart", anew)
 
 
 def with_pauses(measured: DeviceProfile, turned: Path, node_start_s: float) -> DeviceProfile:
@@ -108,6 +108,7 @@ def planned(job: Path, overrides: list[str], one_size: list[str], profile: Devic
     workers = [f"scaling.workers={fixed.scaling.workers}", f"scaling.max_workers={fixed.scaling.workers}"]
     return [
         "scaling.mode=schedule",
+        "scaling.fast_resize=true",
         "scaling.segments=[]",
         f"scaling.profile={file}",
         *workers,
