@@ -113,4 +113,5 @@ def test_two_models_of_one_class_drop_on_their_own() -> None:
     one, two = attach(first, seed=1), attach(second, seed=1)
     one.draw(kept_length=4, step=0, sample_ids=IDS, sequence_length=TOKENS)
     assert two.kept(1) is None
+    two.draw(kept_length=TOKENS, step=0, sample_ids=IDS, sequence_length=TOKENS)
     assert not torch.equal(first(*token_rows()), second(*token_rows()))

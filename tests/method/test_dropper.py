@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from masking import by_masking
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
 from tokendrop.method import Dropping, attach, combine_tokens, detach, dropper, gather_tokens
 from tokendrop.method.draw import draw_positions
-from tokendrop.models.gpt import Block, rotary_angles, rotate
+from tokendrop.models.gpt import rotary_angles
 
 EXACT = 1e-12  # float64; the order of additions may differ
 IDS = torch.arange(BATCH) + 70
@@ -61,6 +62,7 @@ def test_kept_tokens_pass_the_layer_and_dropped_tokens_skip_it(kept: int, step: 
 
 
 @pytest.mark.parametrize("positions_kind", ["learned", "rotary"])
+@pytest.mark.filterwarnings(r"ignore:draw\(\) was never called")
 @pytest.mark.parametrize("before", ["never drawn", "drawn at full length", "drawn shorter before"])
 def test_at_full_length_the_model_is_the_plain_one_bit_for_bit(positions_kind: str, before: str) -> None:
     plain, dropped = (gpt(positions=positions_kind, dtype=torch.float32) for _ in range(2))
@@ -86,7 +88,7 @@ def draw_all(dropping: Dropping, *, step: int) -> None:
         sequence_length=TOKENS,
     )
     draw(dropping, TOKENS - 1, step=step)
-    dropping._kept = dict(zip(dropping.layers, full, strict=True))
+    dropping._kept = dict(zip(dropping.routes, full, strict=True))
 
 
 @given(step=st.integers(0, 10**6), seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float32, torch.float64]))
@@ -127,23 +129,6 @@ def test_causal_attention_over_kept_tokens_is_full_attention_with_dropped_keys_m
     expected_BSD = by_masking(block, hidden_BSD, kept_BS, rotary)
     torch.testing.assert_close(out_BSD[kept_BS], expected_BSD[kept_BS], rtol=EXACT, atol=EXACT)
     assert torch.equal(out_BSD[~kept_BS], hidden_BSD[~kept_BS])
-
-
-def by_masking(block: Block, x_BSD: Tensor, kept_BS: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
-    """The block over all tokens, where no query sees a dropped key or a later one; softmax written out."""
-    heads, width = block.attention.heads, x_BSD.shape[-1]
-    q, k, v = (
-        part.view(BATCH, TOKENS, heads, width // heads).transpose(1, 2)
-        for part in block.attention.qkv(block.norm_1(x_BSD)).split(width, dim=-1)
-    )
-    if rotary is not None:
-        q, k = rotate(q, rotary), rotate(k, rotary)
-    scores = q @ k.transpose(-1, -2) / (width // heads) ** 0.5
-    earlier = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
-    scores = scores.masked_fill(~(earlier & kept_BS[:, None, None, :]), -torch.inf)
-    mixed = (scores.softmax(-1).nan_to_num() @ v).transpose(1, 2).reshape(BATCH, TOKENS, width)
-    x_BSD = x_BSD + block.attention.out(mixed)
-    return x_BSD + block.mlp(block.norm_2(x_BSD))
 
 
 def test_every_layer_keeps_tokens_of_its_own_and_the_whole_layers_keep_all() -> None:

@@ -6,9 +6,23 @@ loss = model(...)                               # dropped layers see their own 1
 detach(model)
 """
 
-from tokendrop.method.attach import attach, detach
+from tokendrop.method.attach import attach, detach, dropping_of
 from tokendrop.method.draw import draw_positions
-from tokendrop.method.dropper import Dropping
+from tokendrop.method.dropper import DroppedLayer, Dropping
+from tokendrop.method.route import HighestScore, Route, Uniform, uniform_routes
 from tokendrop.method.tokens import combine_tokens, gather_tokens
 
-__all__ = ["Dropping", "attach", "combine_tokens", "detach", "draw_positions", "gather_tokens"]
+__all__ = [
+    "DroppedLayer",
+    "Dropping",
+    "HighestScore",
+    "Route",
+    "Uniform",
+    "attach",
+    "combine_tokens",
+    "detach",
+    "draw_positions",
+    "dropping_of",
+    "gather_tokens",
+    "uniform_routes",
+]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from tokendrop.method.dropper import DroppedLayer, Dropping, dropped_class
+from tokendrop.method.route import Route, check_apart, uniform_routes
 from tokendrop.method.side_inputs import TokenDims
 
 
@@ -12,6 +13,7 @@ def attach(
     model: nn.Module,
     *,
     seed: int,
+    routes: Sequence[Route] | None = None,
     whole_layers: Sequence[int] = (0, -1),
     blocks: Sequence[nn.Module] | None = None,
     side_inputs: TokenDims | None = None,
@@ -20,22 +22,26 @@ def attach(
 
     Args:
         seed: of all draws.
+        routes: the spans of layers that tokens may pass by; random-LTD's when left out, one for each layer that
+            is not whole.
         whole_layers: layers that go on seeing every token, numbered from 0, or from the end when negative.
         blocks: the layers in order; found by themselves when left out.
         side_inputs: for arguments of the layers that are not known here, the dimensions along which tokens lie.
     Returns:
         What to call `draw` on before each forward pass.
     Raises:
-        ValueError: the layers can't be told, drop tokens already, or a number is out of range.
+        ValueError: the layers can't be told, drop tokens already or take the sequence first, or a number is out
+            of range.
     """
     if any(isinstance(module, DroppedLayer) for module in (model.modules() if blocks is None else blocks)):
         raise ValueError("this model drops tokens already; detach(model) first")
     layers = list(repeated_layers(model) if blocks is None else blocks)
-    if not all(-len(layers) <= number < len(layers) for number in whole_layers):
-        raise ValueError(f"whole_layers: want numbers of {len(layers)} layers, got {list(whole_layers)}")
-    whole = {number % len(layers) for number in whole_layers}
-    dropped = [number for number in range(len(layers)) if number not in whole]
-    dropping = Dropping(dropped, seed=seed, side_inputs=side_inputs or {})
+    check_layout(layers)
+    if routes is None:
+        routes = uniform_routes((layer, layer) for layer in dropped_layers(len(layers), whole_layers))
+    routes = [route.within(len(layers)) for route in routes]
+    check_apart(routes)
+    dropping = Dropping(routes, seed=seed, side_inputs=side_inputs or {})
     # Whole layers too: torch.compile tells classes apart, and would compile the full length once for each.
     for number, layer in enumerate(layers):
         layer.__class__ = dropped_class(type(layer))
@@ -53,22 +59,56 @@ def detach(model: nn.Module) -> None:
             module.__class__ = plain  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def repeated_layers(model: nn.Module) -> nn.ModuleList:
-    """The one list of equal layers that makes up a transformer.
+def dropping_of(model: nn.Module) -> Dropping:
+    """The drops of a model that drops tokens: of a copy or of a loaded one, which has its own.
+
+    Raises:
+        ValueError: it drops none.
+    """
+    for module in model.modules():
+        if isinstance(module, DroppedLayer):
+            return module._dropping
+    raise ValueError("no layer of this model drops tokens; attach(model, ...) first")
+
+
+def dropped_layers(layers: int, whole_layers: Sequence[int]) -> list[int]:
+    """Numbers, from 0, of the layers that are not whole.
+
+    Raises:
+        ValueError: there is no layer of such a number.
+    """
+    if not all(-layers <= number < layers for number in whole_layers):
+        raise ValueError(f"whole_layers: want numbers of {layers} layers, got {list(whole_layers)}")
+    whole = {number % layers for number in whole_layers}
+    return [number for number in range(layers) if number not in whole]
+
+
+def check_layout(layers: Sequence[nn.Module]) -> None:
+    """Raises ValueError for layers that take the sequence before the batch, as torch's do by default."""
+    for layer in layers:
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.MultiheadAttention) and not module.batch_first:
+                raise ValueError(f"{type(layer).__name__}.{name} takes (sequence, batch, width); want batch_first=True")
+
+
+def repeated_layers(model: nn.Module) -> nn.ModuleList | nn.Sequential:
+    """The one list of equal layers that makes up a transformer: a ModuleList, or a Sequential where there is none.
 
     Raises:
         ValueError: there is none, or more than one.
     """
-    candidates = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(layer) for layer in module}) == 1
-    }
-    outermost = {
-        name: module
-        for name, module in candidates.items()
-        if not any(name.startswith(f"{other}.") for other in candidates)
-    }
+    outermost: dict[str, nn.ModuleList | nn.Sequential] = {}
+    for kind in (nn.ModuleList, nn.Sequential):
+        candidates = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, kind) and len(module) > 1 and len({type(layer) for layer in module}) == 1
+        }
+        outermost = outermost or {
+            name: module
+            for name, module in candidates.items()
+            if not any(name.startswith(f"{other}.") for other in candidates)
+        }
     if len(outermost) != 1:
         found = ", ".join(outermost) or "none"
         raise ValueError(f"want one list of equal layers in {type(model).__name__}, found {found}; pass blocks=...")

@@ -22,6 +22,7 @@ def draw_positions(
     kept_lengths: Sequence[int],
     sequence_length: int,
     device: torch.device | None = None,
+    always_BS: Tensor | None = None,
 ) -> list[Tensor]:
     """Draw uniformly, for each layer and sample, the positions that the layer keeps.
 
@@ -33,16 +34,18 @@ def draw_positions(
         layers: numbers of the layers that drop tokens.
         kept_lengths: tokens that each of them keeps, 1..sequence_length.
         device: where the result is wanted; that of the sample ids when left out.
+        always_BS: bool, on the host: tokens that stay in every draw; the others share the rest of the kept length.
     Returns:
         For each layer the kept positions, int64 (B, K), ascending along K.
     Raises:
-        ValueError: a kept length lies outside its range.
+        ValueError: a kept length lies outside its range, or is less than the tokens that always stay.
     Source: Yao et al. 2022, arXiv:2211.11586, section 3.1.
     """
     if not all(0 < kept <= sequence_length for kept in kept_lengths):
         raise ValueError(f"want kept lengths in 1..{sequence_length}, got {list(kept_lengths)}")
     if not layers:
         return []
+    check_room(always_BS, kept_lengths)
     device = device or sample_ids_B.device
     layers_L = torch.tensor(layers, dtype=torch.int64)
     key = _mix(_mix(torch.tensor(seed, dtype=torch.int64)) + step)
@@ -52,10 +55,19 @@ def draw_positions(
     # The position replaces the low bits, so no two hashes are equal and every device keeps the same ones.
     low_bits = (1 << max(1, (sequence_length - 1).bit_length())) - 1
     hash_LBS = (hash_LBS & ~low_bits) | positions_S
+    if always_BS is not None:
+        first_LBS = torch.iinfo(torch.int64).min + positions_S
+        hash_LBS = torch.where(_copy_to(device, always_BS), first_LBS, hash_LBS)
     return [
         (hash_BS.topk(kept, dim=-1, largest=False, sorted=False).values & low_bits).sort(dim=-1).values
         for hash_BS, kept in zip(hash_LBS, kept_lengths, strict=True)
     ]
+
+
+def check_room(always_BS: Tensor | None, kept_lengths: Sequence[int]) -> None:
+    """Raises ValueError where more tokens always stay than are kept."""
+    if always_BS is not None and (most := int(always_BS.sum(1).max())) > min(kept_lengths):
+        raise ValueError(f"want kept lengths of at least {most}, the tokens that always stay; got {list(kept_lengths)}")
 
 
 def _copy_to(device: torch.device, host: Tensor) -> Tensor:

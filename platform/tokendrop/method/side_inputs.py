@@ -19,6 +19,23 @@ KNOWN_SIDE_INPUTS: TokenDims = {
 }
 
 
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+
+
+def without_cache(sides: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """Side inputs without the cache of keys and values that Hugging Face's models fill unless told not to.
+
+    Raises:
+        ValueError: there are keys and values in it: they belong to tokens that came before, all of them.
+    """
+    for name in _CACHES:
+        cache: Any = sides.get(name)
+        if cache.get_seq_length(layer) if hasattr(cache, "get_seq_length") else cache:
+            raise ValueError(f"{name}: keys and values of earlier tokens are cached; want none while tokens drop")
+    instead = {"use_cache": False, **dict.fromkeys(_CACHES)}
+    return {name: instead.get(name, side) for name, side in sides.items()}
+
+
 def restrict(name: str, value: Any, kept_BK: Tensor, sequence_length: int, known: TokenDims) -> Any:
     """A side input as the layer must see it when it runs on the kept tokens.
 

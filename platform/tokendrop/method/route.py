@@ -1,0 +1,113 @@
+"""Which tokens leave the stream, where, and who chooses them: every method of dropping is a set of routes."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tokendrop.method.draw import check_room, draw_positions
+
+# Dimensions: B micro batch, S sequence, K kept length.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawContext:
+    """One micro batch of one step, as selectors see it."""
+
+    seed: int
+    step: int
+    sample_ids_B: Tensor
+    """int64; on the host, or they are waited for."""
+    sequence_length: int
+    device: torch.device
+    """Where the positions are wanted."""
+    always_BS: Tensor | None = None
+    """bool, on the host: tokens that stay whatever is drawn, such as [CLS]."""
+    scores_BS: Tensor | None = None
+    """float: for selectors that choose by a score of each token."""
+
+
+class Selector(Protocol):
+    """Chooses who stays: a pure function of its arguments, the same at any world size."""
+
+    def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
+        """Choose for several routes at once.
+
+        Args:
+            layers: the first layer of each route, which tells its draw from the others'.
+            kept_lengths: tokens that stay in each, 1..sequence_length.
+        Returns:
+            For each route the kept positions, int64 (B, K), ascending along K.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every token is as likely to stay as any other (Yao et al. 2022, section 3.1)."""
+
+    def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
+        return draw_positions(
+            seed=draw.seed,
+            step=draw.step,
+            sample_ids_B=draw.sample_ids_B,
+            layers=layers,
+            kept_lengths=kept_lengths,
+            sequence_length=draw.sequence_length,
+            device=draw.device,
+            always_BS=draw.always_BS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HighestScore:
+    """The tokens of the highest scores stay; of equal scores, the earlier one (Hou et al. 2022, section 3)."""
+
+    def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
+        if draw.scores_BS is None:
+            raise ValueError("draw: routes that keep the highest scores want scores_BS, one of each token")
+        check_room(draw.always_BS, kept_lengths)
+        scores_BS = draw.scores_BS.to(draw.device)
+        if draw.always_BS is not None:
+            scores_BS = scores_BS.masked_fill(draw.always_BS.to(draw.device), torch.inf)
+        order_BS = scores_BS.argsort(dim=-1, descending=True, stable=True)
+        return [order_BS[:, :kept].sort(dim=-1).values for kept in kept_lengths]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A span of layers that some tokens pass by: they leave before `first` and rejoin, unchanged, after `last`."""
+
+    first: int
+    """Number of a layer from 0, or from the end when negative."""
+    last: int
+    select: Selector = Uniform()
+
+    def within(self, layers: int) -> "Route":
+        """The same route with numbers from 0.
+
+        Raises:
+            ValueError: it lies outside of a model of so many layers.
+        """
+        inside = all(-layers <= number < layers for number in (self.first, self.last))
+        first, last = self.first % layers, self.last % layers
+        if not inside or first > last:
+            raise ValueError(f"routes: want first <= last of {layers} layers, got {self.first} and {self.last}")
+        return Route(first=first, last=last, select=self.select)
+
+
+def uniform_routes(spans: Iterable[tuple[int, int]]) -> list[Route]:
+    """A route with a uniform draw of its own for each (first layer, last layer); random-LTD has one for each layer."""
+    return [Route(first=first, last=last) for first, last in spans]
+
+
+def check_apart(routes: Sequence[Route]) -> None:
+    """Raises ValueError where two routes, numbered from 0, share a layer."""
+    taken: set[int] = set()
+    for route in routes:
+        span = set(range(route.first, route.last + 1))
+        if shared := sorted(span & taken):
+            raise ValueError(f"routes: layer {shared[0]} is in two of them; want each layer in one at most")
+        taken |= span
