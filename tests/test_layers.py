@@ -48,6 +48,7 @@ OURS["secrets"] = set()
 FOREIGN = {
     "config": {"yaml"},
     "method": {"torch"},
+    "method/hugging_face.py": {"transformers"},
     "models": {"torch"},
     "data": {"numpy", "pyarrow", "tokenizers"},
     "data/shards.py": {"xxhash"},
@@ -81,8 +82,8 @@ FOREIGN = {
 }
 # these run where nothing but the standard library, PyYAML, numpy and torch is installed
 LIGHT = ["schedule", "config", "method", "models", "train"]
-# what a job asks for by name, imported when it does
-ON_REQUEST = {"deepspeed"}
+# what a job or a user of other models asks for by name, imported when they do
+ON_REQUEST = {"deepspeed", "transformers"}
 
 LONGEST_FILE, LONGEST_FUNCTION = 300, 40
 
