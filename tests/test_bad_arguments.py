@@ -3,10 +3,11 @@
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 
 import pytest
 
-from tokendrop.cli import COMMANDS
+from tokendrop.cli import COMMANDS, main
 
 GARBAGE = ["", "\0", "nan", "1e18", "-1", "0", "²", "9" * 5000, "x" * 5000, "a\ud800b", "\n", "--", "--no-such"]
 RUN = ("evaluate", "nowhere")
@@ -62,3 +63,10 @@ def test_an_error_that_nobody_expected_tells_no_secret():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.endswith("RuntimeError: https://<hidden>@host is away\n")
+
+
+def test_the_version_is_that_of_the_package(capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"tokendrop {version('tokendrop')}\n"

@@ -5,6 +5,7 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from tokendrop import cli_arguments, commands, commands_bench, commands_data, commands_train
 from tokendrop.arguments import Command, Parser, end_quietly, tell_no_secrets
@@ -55,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     root = Parser(
         prog="tokendrop", description="Pretrain transformers with random-LTD on Ray, and measure what it saves."
     )
+    root.add_argument("--version", action="version", version=f"tokendrop {version('tokendrop')}")
     groups = {"": root.add_subparsers(title="commands", required=True, metavar="COMMAND")}
     for command in COMMANDS:
         above, _, name = command.name.rpartition(" ")

@@ -124,6 +124,13 @@ def test_what_is_no_regular_file_is_refused_without_a_look_into_it(
         assert refusal(job, f"scaling.profile={path}").endswith(f"can't read this device profile ({says})")
 
 
+def test_a_run_folder_in_the_place_of_a_job_is_told_what_to_do_with(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").touch()
+    said = refusal(tmp_path)
+    assert said.startswith(f"{tmp_path}: can't read this job file (Is a directory); {tmp_path / 'job.yaml'} is the job")
+    assert said.endswith(f"'tokendrop train --resume {tmp_path}' goes on with the run")
+
+
 # --- paths and names ---
 
 NOWHERE = {"NUL": "a\0b", "half of a character": "a\ud800b", "a long name": "n" * 300, "a long path": "n/" * 3000}

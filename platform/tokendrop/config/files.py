@@ -36,7 +36,7 @@ def read_mapping(path: Path, what: str, *, keys: str) -> Tree:
                 if stat.S_ISDIR(found.st_mode)
                 else f"want a regular file of at most {_MOST_BYTES} bytes"
             )
-            raise UserError(f"{path}: can't read this {what} ({reason})")
+            raise UserError(f"{path}: can't read this {what} ({reason}){_of_run(path)}")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: a {what} must be UTF-8 text") from None
@@ -46,6 +46,13 @@ def read_mapping(path: Path, what: str, *, keys: str) -> Tree:
     if not isinstance(tree, dict):
         raise UserError(f"{path}: want a mapping of keys such as {keys}, got {kind_of(tree)}")
     return tree
+
+
+def _of_run(path: Path) -> str:
+    """What to do with a run folder that was taken for a job."""
+    if not (path / "job.yaml").is_file():
+        return ""
+    return f"; {path / 'job.yaml'} is the job of this run, and 'tokendrop train --resume {path}' goes on with the run"
 
 
 def parse(text: str, where: str) -> Any:
