@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokendrop.config.drop import ConstantConfig, FullConfig, LinearConfig, MslgConfig
+from tokendrop.config.drop import ConstantConfig, FullConfig, LinearConfig, MslgConfig, dropped_layers
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump, dump_job, load_job
 from tokendrop.config.model import BertConfig, GptConfig
@@ -189,7 +189,7 @@ def test_a_wish_of_the_job_is_kept(wish: str, keeps: Callable[[Estimate], bool])
 )
 def test_layers_are_left_whole_by_name_or_by_number(job: Path, whole: str, dropped: tuple[int, ...]) -> None:
     config = load_job(job, [f"drop.whole_layers={whole}"])
-    assert config.drop.dropped_layers(4) == dropped
+    assert dropped_layers(config.drop.spans(4)) == dropped
     plan = config.plan()
     kept = sum(plan.at(step).kept_length for step in range(160))
     assert plan.layer_tokens(160) == 16 * (256 * 160 * (4 - len(dropped)) + kept * len(dropped))

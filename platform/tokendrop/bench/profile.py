@@ -16,7 +16,7 @@ from tokendrop.bench.figures import interleave, machine
 from tokendrop.bench.restart import measure_restart_s
 from tokendrop.bench.step import bench_engine, random_batch, synchronize, timed_step
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.method import Dropping
+from tokendrop.method import Dropping, uniform_routes
 from tokendrop.models.batch import Batch
 from tokendrop.models.build import check_trainable
 from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point
@@ -33,9 +33,9 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Ca
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
     dtype = pick_dtype(config.train.precision, device)
-    whole_layers = config.drop.whole_layer_numbers()
     model = check_trainable(config.model)
-    engine, dropping = bench_engine(model, config.train, device, dtype, whole_layers=whole_layers)
+    routes = None if config.drop.cuts else uniform_routes(config.drop.spans(model.layers)) or None
+    engine, dropping = bench_engine(model, config.train, device, dtype, routes=routes)
 
     points, update_s = _speeds(config, engine, dropping, rounds=rounds, say=say)
     saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, Path(config.runs_folder))
@@ -56,7 +56,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Ca
             ModelSpeed(
                 model=model.preset or config.name,
                 shape=model.shape,
-                dropped_layers=model.layers - len({layer % model.layers for layer in whole_layers}),
+                dropped_layers=len(dropping.layers),
                 points=points,
             ),
         ),

@@ -1,7 +1,7 @@
 """`tokendrop bench step`: step time by kept length beside the FLOPs, and a plain GPT-2 beside our baseline."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from tokendrop.bench.reference import PlainGpt
 from tokendrop.config.load import build
 from tokendrop.config.model import GptConfig
 from tokendrop.config.train import TrainConfig
-from tokendrop.method import Dropping, attach
+from tokendrop.method import Dropping, Route, attach
 from tokendrop.models.batch import Batch
 from tokendrop.models.build import build_model
 from tokendrop.schedule.duration import Duration
@@ -64,12 +64,12 @@ def bench_engine(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    whole_layers: tuple[int, ...] = (0, -1),
+    routes: Sequence[Route] | None = None,
 ) -> tuple[DdpEngine, Dropping]:
-    """A model on its device, ready to train and to drop tokens."""
+    """A model on its device, ready to train and to drop tokens; random-LTD's routes when they are left out."""
     model = build_model(config, seed=1, activation_checkpointing=training.activation_checkpointing)
     model = model.to(device, torch.promote_types(dtype, torch.float32))
-    dropping = attach(model, seed=1, whole_layers=whole_layers)
+    dropping = attach(model, seed=1, routes=routes)
     if training.compile:
         compile_layers(model.blocks)
     return DdpEngine(model, build_optimizer(model, training), dtype), dropping

@@ -1,7 +1,8 @@
 """Which layers drop tokens, and how many they keep when."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.kept_length import Constant, KeptLengthSchedule, Mslg, Piecewise
@@ -92,30 +93,103 @@ class PiecewiseConfig:
         return Piecewise(stages=tuple((step(stage), stage.kept) for stage in self.stages))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropConfig:
-    """The method and its schedule."""
+Schedule = MslgConfig | LinearConfig | ConstantConfig | FullConfig | PiecewiseConfig
+Layers = Literal["none", "first", "last", "first_and_last"] | tuple[int, ...]
+Span = tuple[int, int]
+"""Numbers, from 0, of the first and the last layer that a dropped token passes by."""
 
-    method: Literal["none", "random_ltd"] = "none"
-    schedule: MslgConfig | LinearConfig | ConstantConfig | FullConfig | PiecewiseConfig = FullConfig()
-    whole_layers: Literal["none", "first", "last", "first_and_last"] | tuple[int, ...] = "first_and_last"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerByLayer:
+    """What methods have in common whose layers drop tokens each on its own."""
+
+    cuts: ClassVar[bool] = False
+    """Whether sequences are cut to the kept length before the first layer, labels too."""
+
+    whole_layers: Layers = "first_and_last"
     """Layers that see every token: by name, or by number from 0 (from the end when negative)."""
 
-    def __post_init__(self) -> None:
-        if self.method == "none" and not isinstance(self.schedule, FullConfig):
-            raise ValueError("method is 'none', so this schedule would do nothing; set drop.method: random_ltd")
-
-    def whole_layer_numbers(self) -> tuple[int, ...]:
-        """The layers left whole, numbered from 0, or from the end when negative."""
-        if isinstance(self.whole_layers, tuple):
-            return self.whole_layers
-        return {"none": (), "first": (0,), "last": (-1,), "first_and_last": (0, -1)}[self.whole_layers]
-
-    def dropped_layers(self, layers: int) -> tuple[int, ...]:
-        """Numbers, from 0, of the layers that see only the kept tokens."""
-        if self.method == "none":
-            return ()
-        whole = self.whole_layer_numbers()
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        """Of a model of so many layers."""
+        names: dict[object, tuple[int, ...]] = {"none": (), "first": (0,), "last": (-1,), "first_and_last": (0, -1)}
+        whole = self.whole_layers if isinstance(self.whole_layers, tuple) else names[self.whole_layers]
         if not all(-layers <= number < layers for number in whole):
             raise ValueError(f"drop.whole_layers: want numbers of {layers} layers, got {list(whole)}")
-        return tuple(layer for layer in range(layers) if layer not in whole and layer - layers not in whole)
+        return tuple((layer, layer) for layer in range(layers) if layer not in whole and layer - layers not in whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoDropping(LayerByLayer):
+    """Every layer sees every token."""
+
+    method: Literal["none"] = "none"
+    schedule: Schedule = FullConfig()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, FullConfig):
+            raise ValueError("method is 'none', so this schedule would do nothing; set drop.method: random_ltd")
+
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomLtd(LayerByLayer):
+    """Random and layerwise token dropping: each layer but the whole ones has a draw of its own (section 3.1)."""
+
+    method: Literal["random_ltd"] = "random_ltd"
+    schedule: Schedule = FullConfig()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantDrop(LayerByLayer):
+    """Random-LTD with one kept length for the whole run."""
+
+    method: Literal["constant"] = "constant"
+    kept: int
+
+    @property
+    def schedule(self) -> ConstantConfig:
+        return ConstantConfig(kept=self.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tread:
+    """One draw for a span of layers, after which the dropped tokens rejoin (Krause et al. 2025, arXiv:2501.04765)."""
+
+    cuts: ClassVar[bool] = False
+
+    method: Literal["tread"] = "tread"
+    first: int = 1
+    """Of the layers that dropped tokens pass by: a number from 0, or from the end when negative."""
+    last: int = -2
+    schedule: Schedule = FullConfig()
+
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        """Of a model of so many layers."""
+        first, last = self.first % layers, self.last % layers
+        if not all(-layers <= number < layers for number in (self.first, self.last)) or first > last:
+            raise ValueError(f"drop: want first <= last of {layers} layers, got {self.first} and {self.last}")
+        return ((first, last),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceWarmup:
+    """Short sequences first: each is cut to its first tokens, labels too (Li et al. 2022, arXiv:2108.06084)."""
+
+    cuts: ClassVar[bool] = True
+
+    method: Literal["sequence_warmup"] = "sequence_warmup"
+    schedule: Schedule = FullConfig()
+
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        """Of a model of so many layers: all of them."""
+        return ((0, layers - 1),)
+
+
+DropConfig = NoDropping | RandomLtd | ConstantDrop | Tread | SequenceWarmup
+
+
+def dropped_layers(spans: Iterable[Span]) -> tuple[int, ...]:
+    """Numbers, from 0, of the layers that see only the kept tokens."""
+    return tuple(layer for first, last in spans for layer in range(first, last + 1))

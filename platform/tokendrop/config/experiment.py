@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
 
 from tokendrop.config.data import DataConfig, PairsConfig
-from tokendrop.config.drop import Clock, DropConfig
+from tokendrop.config.drop import Clock, DropConfig, NoDropping, dropped_layers
 from tokendrop.config.files import not_a_folder
 from tokendrop.config.model import BertConfig, GptConfig
 from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig, TrackConfig
@@ -32,7 +32,7 @@ class ExperimentConfig:
     model: GptConfig | BertConfig
     data: DataConfig
     train: TrainConfig
-    drop: DropConfig = field(default_factory=DropConfig)
+    drop: DropConfig = field(default_factory=NoDropping)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
@@ -82,7 +82,7 @@ class ExperimentConfig:
 
     def plan_fixed(self) -> RunPlan:
         """The same run on `scaling.workers` at every step."""
-        train, shape = self.train, self.model.shape
+        train, shape = self.train, replace(self.model.shape, head_drops=self.drop.cuts)
         with _naming("train.global_batch"):
             batch = BatchSplit(
                 global_batch=train.global_batch,
@@ -100,14 +100,14 @@ class ExperimentConfig:
             longest = schedule.kept_length(self.steps)
             if longest > shape.sequence_length:
                 raise ValueError(f"a kept length of {longest} is over model.sequence_length={shape.sequence_length}")
-        dropped_layers = self.drop.dropped_layers(shape.layers)
+        dropped = dropped_layers(self.drop.spans(shape.layers))
         warmup = train.warmup.steps(tokens_per_step=self.tokens_per_step, total_steps=self.steps)
         with _naming("train.warmup"):
             return build_plan(
                 steps=self.steps,
                 schedule=schedule,
                 shape=shape,
-                dropped_layers=dropped_layers,
+                dropped_layers=dropped,
                 batch=batch,
                 lr_clock=train.lr_clock,
                 warmup_steps=round(warmup),

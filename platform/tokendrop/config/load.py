@@ -117,9 +117,8 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
     for key in value:
         if key not in fields:
             raise UserError(f"{_join(path, shown(key))}: unknown key{_suggestion(key, list(fields))}")
-    for name, field in fields.items():
-        missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if missing and name not in value:
+    for name in _needed(target):
+        if name not in value:
             raise UserError(f"{_join(path, name)}: this key is needed and missing")
     arguments = {
         fields[key].name: build(hints[fields[key].name], item, _join(path, key)) for key, item in value.items()
@@ -130,6 +129,12 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
         raise
     except ValueError as error:
         raise UserError(f"{path}: {error}" if path else str(error)) from None
+
+
+def _needed(target: Any) -> list[str]:
+    """Keys without a default."""
+    absent = dataclasses.MISSING
+    return [_key(field) for field in dataclasses.fields(target) if field.default is field.default_factory is absent]
 
 
 def _with_preset(target: Any, value: Tree, path: str) -> Tree:
@@ -143,22 +148,24 @@ def _with_preset(target: Any, value: Tree, path: str) -> Tree:
 
 
 def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
-    """None, or one of several dataclasses told apart by `kind`, or the first plain type that fits."""
+    """None, or one of several dataclasses told apart by `kind` or `method`, or the first plain type that fits.
+
+    Where that key is left out, it is the first dataclass, if this can do without any key.
+    """
     if value is None and type(None) in members:
         return None
     members = tuple(member for member in members if member is not type(None))
-    kinds = {
-        kind: m
-        for m in members
-        if dataclasses.is_dataclass(m) and m is not Duration
-        for kind in get_args(get_type_hints(m)["kind"])
-    }
-    if kinds and isinstance(value, Mapping):
-        if len(kinds) > 1 and "kind" not in value:
-            raise UserError(f"{path}.kind: this key is needed: one of {', '.join(kinds)}")
-        kind = value.get("kind", next(iter(kinds)))
+    variants = [member for member in members if dataclasses.is_dataclass(member) and member is not Duration]
+    if variants and isinstance(value, Mapping):
+        hints = {member: get_type_hints(member) for member in variants}
+        tag = "kind" if "kind" in hints[variants[0]] else "method"
+        kinds = {kind: member for member in variants for kind in get_args(hints[member][tag])}
+        usual = len(kinds) == 1 or not _needed(variants[0])
+        if not usual and tag not in value:
+            raise UserError(f"{path}.{tag}: this key is needed: one of {', '.join(kinds)}")
+        kind = value.get(tag, next(iter(kinds)))
         if not isinstance(kind, str) or kind not in kinds:
-            raise UserError(f"{path}.kind: want one of {', '.join(kinds)}{_found(kind, kinds)}")
+            raise UserError(f"{path}.{tag}: want one of {', '.join(kinds)}{_found(kind, kinds)}")
         return _dataclass(kinds[kind], value, path)
     errors: list[UserError] = []
     for member in members:

@@ -23,6 +23,10 @@ class Batch:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sample_ids_B"}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
+    def cut(self, tokens: int) -> Self:
+        """The first so many tokens of each sequence, with their labels."""
+        return replace(self, **{name: value[:, :tokens] for name, value in self.inputs().items() if value.ndim > 1})
+
     def to(self, device: torch.device) -> Self:
         """With the model's inputs on a device; to a GPU from pinned memory, on the current stream, without waiting."""
         if device.type != "cuda":

@@ -13,6 +13,8 @@ class ModelShape:
     vocab_size: int
     mlp_width: int
     causal: bool
+    head_drops: bool = False
+    """Whether dropped tokens do not come back before the head: the sequences themselves are cut."""
 
     @property
     def parameters(self) -> int:
@@ -40,11 +42,11 @@ class ModelShape:
     def flops(self, *, kept: int, dropped_layers: int) -> int:
         """Matrix-multiplication FLOPs to train on one sequence: forward, and twice that backward.
 
-        Counts what is computed: causal attention over half of the pairs, the head over every token.
+        Counts what is computed: causal attention over half of the pairs, the head over every token that reaches it.
         """
         self._check(kept, dropped_layers)
         whole = (self.layers - dropped_layers) * self._layer_flops(self.sequence_length)
-        head = 2 * self.sequence_length * self.width * self.vocab_size
+        head = 2 * (kept if self.head_drops else self.sequence_length) * self.width * self.vocab_size
         return 3 * (whole + dropped_layers * self._layer_flops(kept) + head)
 
     def _layer_flops(self, tokens: int) -> int:

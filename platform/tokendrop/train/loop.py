@@ -125,10 +125,13 @@ def accumulate(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int)
     losses: list[Tensor] = []
     sample_ids: list[int] = []
     data_time = 0.0
+    kept = plan.at(step).kept_length
     for batch, waited in timed(parts.batches.of_step(step)):
+        if config.drop.cuts:
+            batch = batch.cut(kept)
         if parts.dropping is not None:
             parts.dropping.draw(
-                kept_length=plan.at(step).kept_length,
+                kept_length=kept,
                 step=step,
                 sample_ids=batch.sample_ids_B,
                 sequence_length=plan.shape.sequence_length,
