@@ -93,7 +93,7 @@ MISTAKES = {
     "data.max_rejected=-1": "data: want 0 <= max_rejected <= 1, got -1",
     "data.max_document_bytes=0": "data: want rows_per_shard and max_document_bytes of at least 1",
     "data.shuffle_rows=-1": "data: want rows_per_shard and max_document_bytes of at least 1, shuffle_rows of",
-    "data.tokenizer_vocab_size=5": "data: tokenizer_vocab_size: 256 bytes",
+    "data.tokenizer_vocab_size=5": "data.tokenizer_vocab_size: 256 bytes",
     "data.rows_per_shard=0": "data: want rows_per_shard and max_document_bytes of at least 1",
     "data.pairs={mask_share: 0}": "data.pairs: want 0 < mask_share <= 1 and 0 <= short_share <= 1, got 0 and 0.1",
     "data.pairs={max_predictions: 0}": "data.pairs: want max_predictions of at least 1, got 0",
@@ -111,8 +111,8 @@ MISTAKES = {
     "train.beta2=1": "train: want 0 <= beta1, beta2 < 1",
     "train.max_grad_norm=0": "train: want peak_lr, max_grad_norm and epsilon above 0",
     "train.micro_batch=0": "train: want global_batch and micro_batch of at least 1",
-    "train.length=0 steps": "train: length: want steps or tokens, more than 0",
-    "train.length=70%": "train: length: want steps or tokens",
+    "train.length=0 steps": "train.length: want steps or tokens, more than 0",
+    "train.length=70%": "train.length: want steps or tokens",
     # rules over two branches
     "train.global_batch=17": "train.global_batch: global batch 17 must be a multiple of micro batch",
     "scaling.workers=5": "train.global_batch: global batch",
@@ -155,15 +155,15 @@ MISTAKES = {
 SOURCE_MISTAKES = {
     "{name: a, corpus: [x]}": "data.sources[0].weight: this key is needed and missing",
     "{corpus: [x], weight: 1}": "data.sources[0].name: this key is needed and missing",
-    "{name: a, corpus: [], weight: 1}": "data.sources[0]: corpus: want at least one file",
+    "{name: a, corpus: [], weight: 1}": "data.sources[0].corpus: want at least one file",
     "{name: a, corpus: x, weight: 1}": "data.sources[0].corpus: want a list, got 'x'",
     "{name: a, corpus: [x], weight: 0}": "data.sources[0]: want a weight above 0, got 0",
     "{name: a, corpus: [x], weight: -1}": "data.sources[0]: want a weight above 0, got -1",
     "{name: a, corpus: [x], weight: .nan}": "data.sources[0].weight: want a number, got nan",
-    "{name: a/b, corpus: [x], weight: 1}": "data.sources[0]: name: want letters, digits, '_' and '.'",
-    "{name: '', corpus: [x], weight: 1}": "data.sources[0]: name: want letters, digits",
+    "{name: a/b, corpus: [x], weight: 1}": "data.sources[0].name: want letters, digits, '_' and '.'",
+    "{name: '', corpus: [x], weight: 1}": "data.sources[0].name: want letters, digits",
     "{name: a, corpus: [x], wieght: 1}": "data.sources[0].wieght: unknown key; did you mean 'weight'",
-    "{name: a, corpus: [x], weight: 1}, {name: a, corpus: [y], weight: 1}": "data: sources: want a name",
+    "{name: a, corpus: [x], weight: 1}, {name: a, corpus: [y], weight: 1}": "data.sources: want a name",
 }
 
 
@@ -175,7 +175,7 @@ def test_a_mistake_in_a_source_is_named_by_its_place(sources: str, job: Path) ->
 
 def test_sets_are_chosen_in_each_source(job: Path) -> None:
     said = message(job, "data={corpus: [], only: [Books], sources: [{name: a, corpus: [x], weight: 1}]}")
-    assert said.startswith(f"{job}: data: only: with sources, say it in each of them")
+    assert said.startswith(f"{job}: data.only: with sources, say it in each of them")
 
 
 @pytest.mark.parametrize("override", MISTAKES)
@@ -191,7 +191,7 @@ def test_a_mistake_is_named_by_file_and_key(override: str, job: Path) -> None:
     ],
 )
 def test_what_deepspeed_cannot_do_is_refused(overrides: list[str], says: str, job: Path) -> None:
-    assert message(job, "train.strategy=deepspeed", *overrides).startswith(f"{job}: train: {says}")
+    assert message(job, "train.strategy=deepspeed", *overrides).startswith(f"{job}: train.{says}")
 
 
 @pytest.mark.parametrize(

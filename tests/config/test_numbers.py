@@ -86,10 +86,10 @@ TOO_MUCH = {
     "scaling.cpus_per_worker=1e9": "scaling: want cpus_per_worker of at most 10,000, got 1,000,000,000",
     "scaling.gpus_per_worker=2": "scaling: want gpus_per_worker of 0 to 1, for a worker trains on one GPU; got 2",
     "scaling.max_restarts=1e18": "scaling: want max_restarts of at most 1,000,000, got 1,000,000,000,000,000,000",
-    "data.tokenizer_vocab_size=1e18": "data: tokenizer_vocab_size: want at most 1,000,000, got",
-    "data.max_document_bytes=1e18": "data: max_document_bytes: want at most 1,099,511,627,776, got",
-    "data.rows_per_shard=1e18": "data: rows_per_shard: want at most 68,719,476,736, got",
-    "data.shuffle_rows=1e18": "data: shuffle_rows: want at most 68,719,476,736, got",
+    "data.tokenizer_vocab_size=1e18": "data.tokenizer_vocab_size: want at most 1,000,000, got",
+    "data.max_document_bytes=1e18": "data.max_document_bytes: want at most 1,099,511,627,776, got",
+    "data.rows_per_shard=1e18": "data.rows_per_shard: want at most 68,719,476,736, got",
+    "data.shuffle_rows=1e18": "data.shuffle_rows: want at most 68,719,476,736, got",
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tokendrop.method import attach, draw_positions
-from tokendrop.method.side_inputs import KNOWN_SIDE_INPUTS, restrict
+from tokendrop.method.side_inputs import KNOWN_SIDE_INPUTS, restrict, without_cache
 
 S = 7
 
@@ -99,6 +99,32 @@ def test_a_mask_that_is_no_tensor_is_refused_by_name(value: object) -> None:
 def test_a_known_input_without_a_batch_dimension_is_refused_by_name(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=f"'{name}' of shape .*dimension 0"):
         cut(name, numbered(*shape), torch.tensor([[0, 3], [1, 2]]))
+
+
+@pytest.mark.parametrize("tokens", [S, S - 1])
+def test_rotary_positions_of_all_sequences_at_once_are_refused_by_name(tokens: int) -> None:
+    with pytest.raises(ValueError, match="'rope' holds positions of all sequences at once"):
+        cut("rope", numbered(tokens, 8), torch.tensor([[0, 3], [1, 2]]))
+    assert cut("rope", None, torch.tensor([[0, 3], [1, 2]])) is None
+
+
+class Layered:
+    """A cache of keys and values, as Hugging Face's, that some layers have filled."""
+
+    def __init__(self, *filled: int) -> None:
+        self.filled = filled
+
+    def get_seq_length(self, layer: int) -> int:
+        return S * (layer in self.filled)
+
+
+def test_a_layer_that_drops_gets_no_cache_and_one_with_earlier_tokens_is_refused() -> None:
+    sides = {"past_key_values": Layered(0), "use_cache": True, "scale": 2.0}
+    assert without_cache(sides, 1) == {"past_key_values": None, "use_cache": False, "scale": 2.0}
+    with pytest.raises(ValueError, match="past_key_values: keys and values of earlier tokens"):
+        without_cache(sides, 0)
+    with pytest.raises(ValueError, match="layer_past: keys and values"):
+        without_cache({"layer_past": (numbered(2, S), numbered(2, S))}, 1)
 
 
 class Reader(nn.Module):

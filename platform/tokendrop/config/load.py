@@ -128,7 +128,10 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{path}: {error}" if path else str(error)) from None
+        key, colon, rest = str(error).partition(": ")
+        raise UserError(
+            f"{_join(path, key)}: {rest}" if colon and key in fields else f"{path}: {error}" if path else str(error)
+        ) from None
 
 
 def _needed(target: Any) -> list[str]:

@@ -19,6 +19,8 @@ KNOWN_SIDE_INPUTS: TokenDims = {
 }
 
 
+_OF_ALL_SEQUENCES = ("rope", "rotary_pos_emb", "freqs_cis")
+"""Rotary positions without a batch dimension, as timm's and Meta's models pass them; one or no token may have none."""
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
@@ -42,6 +44,11 @@ def restrict(name: str, value: Any, kept_BK: Tensor, sequence_length: int, known
     Raises:
         ValueError: it spans the sequence, or may do so, and nothing says along which dimensions.
     """
+    if name in _OF_ALL_SEQUENCES and value is not None:
+        raise ValueError(
+            f"side input '{name}' holds positions of all sequences at once, where each keeps tokens of its own;"
+            " want a model whose layers get position_embeddings or position_ids"
+        )
     if isinstance(value, (tuple, list)) and any(isinstance(item, Tensor) for item in value):
         return tuple(restrict(name, item, kept_BK, sequence_length, known) for item in value)
     if not isinstance(value, Tensor):
