@@ -11,7 +11,7 @@ from masking import loss_by_masking
 from tiny import TOKENS, Rows, assert_same, experiment, gradients, rows_of
 from tokendrop.config.drop import NoDropping, Tread
 from tokendrop.launch.worker import build_engine
-from tokendrop.method import uniform_routes
+from tokendrop.method import routes_along
 from tokendrop.train.loop import Parts, accumulate, validate
 
 EXACT = 1e-12
@@ -72,7 +72,7 @@ def test_a_job_trains_on_the_routes_of_its_method(name: str, step: int) -> None:
     dropping.draw(kept_length=kept, step=step, sample_ids=batch.sample_ids_B, sequence_length=TOKENS)
     rows = batch.input_ids_BS, batch.labels_BS
     loss = engine.model(*rows)
-    expected = loss_by_masking(plain.model, uniform_routes(SPANS[name]), dropping, rows)
+    expected = loss_by_masking(plain.model, routes_along(SPANS[name]), dropping, rows)
     torch.testing.assert_close(loss, expected, rtol=EXACT, atol=EXACT)
     assert_same(gradients(engine.model, loss), gradients(plain.model, expected), tolerance=EXACT)
 

@@ -16,7 +16,7 @@ from tokendrop.bench.figures import interleave, machine
 from tokendrop.bench.restart import measure_restart_s
 from tokendrop.bench.step import bench_engine, random_batch, synchronize, timed_step
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.method import Dropping, uniform_routes
+from tokendrop.method import Dropping, routes_along
 from tokendrop.models.batch import Batch
 from tokendrop.models.build import check_trainable
 from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point
@@ -34,7 +34,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Ca
     tune_cpu(scaling.cpus_per_worker)
     dtype = pick_dtype(config.train.precision, device)
     model = check_trainable(config.model)
-    routes = None if config.drop.cuts else uniform_routes(config.drop.spans(model.layers)) or None
+    routes = None if config.drop.cuts else routes_along(config.drop.spans(model.layers)) or None
     engine, dropping = bench_engine(model, config.train, device, dtype, routes=routes)
 
     points, update_s = _speeds(config, engine, dropping, rounds=rounds, say=say)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.kept_length import Constant, KeptLengthSchedule, Mslg, Piecewise
@@ -100,17 +100,32 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerByLayer:
-    """What methods have in common whose layers drop tokens each on its own."""
+class DropMethod:
+    """What every method has.
+
+    One of the user's own is a dataclass below this one, with a `method: str`, a `schedule` and keys of its own.
+    """
 
     cuts: ClassVar[bool] = False
     """Whether sequences are cut to the kept length before the first layer, labels too."""
+
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        """The routes that dropped tokens take in a model of so many layers, apart from each other."""
+        raise NotImplementedError
+
+    def selector(self) -> Any:
+        """Who stays: a `tokendrop.method.Selector`; None for a uniform draw."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerByLayer(DropMethod):
+    """What methods have in common whose layers drop tokens each on its own."""
 
     whole_layers: Layers = "first_and_last"
     """Layers that see every token: by name, or by number from 0 (from the end when negative)."""
 
     def spans(self, layers: int) -> tuple[Span, ...]:
-        """Of a model of so many layers."""
         names: dict[object, tuple[int, ...]] = {"none": (), "first": (0,), "last": (-1,), "first_and_last": (0, -1)}
         whole = self.whole_layers if isinstance(self.whole_layers, tuple) else names[self.whole_layers]
         if not all(-layers <= number < layers for number in whole):
@@ -154,10 +169,8 @@ class ConstantDrop(LayerByLayer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tread:
+class Tread(DropMethod):
     """One draw for a span of layers, after which the dropped tokens rejoin (Krause et al. 2025, arXiv:2501.04765)."""
-
-    cuts: ClassVar[bool] = False
 
     method: Literal["tread"] = "tread"
     first: int = 1
@@ -166,7 +179,6 @@ class Tread:
     schedule: Schedule = FullConfig()
 
     def spans(self, layers: int) -> tuple[Span, ...]:
-        """Of a model of so many layers."""
         first, last = self.first % layers, self.last % layers
         if not all(-layers <= number < layers for number in (self.first, self.last)) or first > last:
             raise ValueError(f"drop: want first <= last of {layers} layers, got {self.first} and {self.last}")
@@ -174,16 +186,14 @@ class Tread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceWarmup:
+class SequenceWarmup(DropMethod):
     """Short sequences first: each is cut to its first tokens, labels too (Li et al. 2022, arXiv:2108.06084)."""
 
-    cuts: ClassVar[bool] = True
-
+    cuts = True
     method: Literal["sequence_warmup"] = "sequence_warmup"
     schedule: Schedule = FullConfig()
 
     def spans(self, layers: int) -> tuple[Span, ...]:
-        """Of a model of so many layers: all of them."""
         return ((0, layers - 1),)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import Tree, kind_of, profile_mapping, read_mapping, shown
 from tokendrop.config.overrides import merge, with_override
@@ -167,6 +168,8 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
         if not usual and tag not in value:
             raise UserError(f"{path}.{tag}: this key is needed: one of {', '.join(kinds)}")
         kind = value.get(tag, next(iter(kinds)))
+        if tag == "method" and plugin.is_named(kind):
+            return _dataclass(plugin.named_class(kind, f"{path}.{tag}"), value, path)
         if not isinstance(kind, str) or kind not in kinds:
             raise UserError(f"{path}.{tag}: want one of {', '.join(kinds)}{_found(kind, kinds)}")
         return _dataclass(kinds[kind], value, path)

@@ -1,6 +1,7 @@
 """A run on Ray Train, from its configuration to its summary."""
 
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,9 +11,12 @@ from typing import Any
 import ray.train
 import ray.train.torch
 import torch
+from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
 from ray.train.torch import TorchTrainer
 
+from tokendrop.config import plugin
+from tokendrop.config.drop import DropMethod
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.run import ScalingConfig
 from tokendrop.data.commit import alone_in
@@ -68,6 +72,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     if resume is not None:
         check_goes_on(config, resume)
     check_ray(config.scaling)
+    send_with_jobs(config.drop)
     connect()
     check_room(config)
     shards = shards_at_hand(config, resume) if resume is not None else None
@@ -87,6 +92,13 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
                 run_until_stopped(partial(_fit, _task(config, run, data), control), stop=control.stop)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
+
+
+def send_with_jobs(drop: DropMethod) -> None:
+    """Let workers have the method of a job that is a file of the user's, which they can't import by its name."""
+    module = type(drop).__module__
+    if module.startswith(plugin.FILES):
+        cloudpickle.register_pickle_by_value(sys.modules[module])
 
 
 def _task(config: ExperimentConfig, run: Path, data: Path) -> WorkerTask:

@@ -17,7 +17,7 @@ from tokendrop.data.manifest import ManifestReader
 from tokendrop.data.rows import MappedSamples, Rows, held_out_ids, sample_order
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
-from tokendrop.method import Dropping, attach, uniform_routes
+from tokendrop.method import Dropping, attach, routes_along
 from tokendrop.models.batch import Batch
 from tokendrop.models.build import build_model
 from tokendrop.track.environment import describe_workers
@@ -158,7 +158,7 @@ def build_engine(config: ExperimentConfig, device: torch.device) -> tuple[Engine
     model = model.to(device, torch.promote_types(dtype, torch.float32))
     dropping = None
     if (spans := config.drop.spans(config.model.layers)) and not config.drop.cuts:
-        dropping = attach(model, seed=config.seed, routes=uniform_routes(spans))
+        dropping = attach(model, seed=config.seed, routes=routes_along(spans, config.drop.selector()))
     if training.compile:
         compile_layers(model.blocks)
     return apply_strategy(model, training, dtype), dropping

@@ -9,14 +9,16 @@ detach(model)
 from tokendrop.method.attach import attach, detach, dropping_of
 from tokendrop.method.draw import draw_positions
 from tokendrop.method.dropper import DroppedLayer, Dropping
-from tokendrop.method.route import HighestScore, Route, Uniform, uniform_routes
+from tokendrop.method.route import DrawContext, HighestScore, Route, Selector, Uniform, routes_along
 from tokendrop.method.tokens import combine_tokens, gather_tokens
 
 __all__ = [
+    "DrawContext",
     "DroppedLayer",
     "Dropping",
     "HighestScore",
     "Route",
+    "Selector",
     "Uniform",
     "attach",
     "combine_tokens",
@@ -24,5 +26,5 @@ __all__ = [
     "draw_positions",
     "dropping_of",
     "gather_tokens",
-    "uniform_routes",
+    "routes_along",
 ]

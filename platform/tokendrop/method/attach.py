@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from tokendrop.method.dropper import DroppedLayer, Dropping, dropped_class
-from tokendrop.method.route import Route, check_apart, uniform_routes
+from tokendrop.method.route import Route, check_apart, routes_along
 from tokendrop.method.side_inputs import TokenDims
 
 
@@ -38,7 +38,7 @@ def attach(
     layers = list(repeated_layers(model) if blocks is None else blocks)
     check_layout(layers)
     if routes is None:
-        routes = uniform_routes((layer, layer) for layer in dropped_layers(len(layers), whole_layers))
+        routes = routes_along((layer, layer) for layer in dropped_layers(len(layers), whole_layers))
     routes = [route.within(len(layers)) for route in routes]
     check_apart(routes)
     dropping = Dropping(routes, seed=seed, side_inputs=side_inputs or {})

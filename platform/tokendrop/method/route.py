@@ -98,9 +98,13 @@ class Route:
         return Route(first=first, last=last, select=self.select)
 
 
-def uniform_routes(spans: Iterable[tuple[int, int]]) -> list[Route]:
-    """A route with a uniform draw of its own for each (first layer, last layer); random-LTD has one for each layer."""
-    return [Route(first=first, last=last) for first, last in spans]
+def routes_along(spans: Iterable[tuple[int, int]], select: Selector | None = None) -> list[Route]:
+    """A route for each (first layer, last layer), with a draw of its own; random-LTD has one for each layer.
+
+    Args:
+        select: who stays; a uniform draw when left out.
+    """
+    return [Route(first=first, last=last, select=select or Uniform()) for first, last in spans]
 
 
 def check_apart(routes: Sequence[Route]) -> None:
