@@ -21,10 +21,11 @@ MERGES = ", ".join(f"{name}: &{name} {{<<: [{below}]}}" for name, below in LEVEL
 
 def refusal(path: Path, *overrides: str) -> str:
     """Why a job is refused: in one sentence, soon."""
-    since = time.monotonic()
+    since, worked = time.monotonic(), time.process_time()
     with pytest.raises(UserError) as caught:
         load_job(path, overrides)
-    assert time.monotonic() - since < 3
+    assert time.process_time() - worked < 10
+    assert time.monotonic() - since < 60  # nothing is waited for
     sentence = str(caught.value)
     assert sentence.isprintable()
     assert len(sentence) < 600

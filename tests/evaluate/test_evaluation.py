@@ -15,10 +15,11 @@ from tokendrop.cli import main
 from tokendrop.errors import UserError
 from tokendrop.evaluate.evaluation import evaluate_run
 from tokendrop.evaluate.load import load_run, locate
-from tokendrop.evaluate.perplexity import validation_perplexity
+from tokendrop.evaluate.perplexity import precision_here, validation_perplexity
 from tokendrop.track.journal import METRICS
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
+from tokendrop.train.device import autocast
 from tokendrop.train.sealed import read_sealed_text, seal_text
 
 TASKS = Path(__file__).parent / "tasks"
@@ -35,7 +36,8 @@ def test_held_out_loss_is_the_mean_over_every_token(tiny_run: Path):
     with pa.ipc.open_file(str(data / "corpus-validation-00000.arrow")) as shard:
         rows = torch.tensor(shard.get_batch(0).column(0).to_pylist())
     model, _ = load_run(tiny_run)
-    with torch.no_grad():
+    device = torch.device("cpu")
+    with torch.no_grad(), autocast(device, precision_here("auto", device)):
         expected = cross_entropy(model.logits(rows[:, :-1]).double().flatten(0, 1), rows[:, 1:].flatten())
 
     result = validation_perplexity(tiny_run)

@@ -145,7 +145,9 @@ def test_within_the_time_of_a_fixed_size_it_never_costs_more(case: tuple[RunPlan
 @given(cases())
 def test_where_resizes_are_free_each_stage_has_its_own_best_size(case: tuple[RunPlan, DeviceProfile, Wish]) -> None:
     plan, profile, wish = case
-    profile = replace(profile, resize_s=0.0, checkpoint_bytes_per_s=1e18)
+    at_once = Link(bytes_per_s=1e18, latency_s=0.0)  # by which a checkpoint that was read is handed on
+    links = {"within_node": at_once, "between_nodes": at_once}
+    profile = replace(profile, resize_s=0.0, checkpoint_bytes_per_s=1e18, **links)
     _, taken = chosen(plan, profile, wish)
     stages = [[fixed(part, profile, w) for w in legal_sizes(plan, wish)] for part in alone(plan)]
     best = sum(min(sums(wish, one)[0] for one in stage) for stage in stages)
