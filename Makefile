@@ -17,11 +17,9 @@ quickstart: install
 ui: install
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --workers 1
 
-# in two lanes: tests that start Ray wait a lot, and those that don't leave the cores to them; each is shown at its end;
-# then those that hold a run to seconds, with the machine to themselves
+# in two lanes: tests that start Ray wait a lot, and those that don't leave the cores to them; each is shown at its end
 test: install
 	$(MAKE) --jobs 2 --keep-going --output-sync test-with-ray test-without-ray
-	$(BIN)/pytest -m alone
 
 test-with-ray:
 	$(BIN)/pytest -m 'ray and not long and not alone and not golden'
@@ -29,8 +27,10 @@ test-with-ray:
 test-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray and not long'
 
+# then those that hold a run to seconds, with the machine to themselves
 test-long: install
-	$(BIN)/pytest -m long
+	$(BIN)/pytest -m 'long and not alone'
+	$(BIN)/pytest -m alone
 
 # the tests of what runs on Ray, less scaling.mode=schedule and drains, on the oldest Ray that will do
 test-oldest: .venv-oldest/installed

@@ -56,6 +56,7 @@ def test_a_run_of_another_job_is_named_by_the_key_that_differs(tmp_path, ray_clu
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_corpus_copied_anew_is_the_same_corpus(tmp_path, ray_cluster, job):
     main(["train", str(job), "run=first"])

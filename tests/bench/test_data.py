@@ -51,6 +51,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_bench_has_all_its_figures(tmp_path):

@@ -50,7 +50,10 @@ def stretches(run: str) -> list[tuple[int, int, int | None]]:
 
 @pytest.mark.parametrize(
     ("mode", "sizes"),
-    [("fit_per_segment", [(0, 1), (8, 2)]), ("schedule", [(0, 1), (4, 2), (12, 1)])],
+    [
+        pytest.param("fit_per_segment", [(0, 1), (8, 2)], marks=pytest.mark.long),
+        ("schedule", [(0, 1), (4, 2), (12, 1)]),
+    ],
 )
 def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
     job: Path, fixed: list[float], mode: str, sizes: list[tuple[int, int]], capsys: pytest.CaptureFixture[str]
@@ -73,6 +76,7 @@ def test_workers_that_change_by_plan_do_not_show_in_samples_or_losses(
     assert "a worker was lost" not in said
 
 
+@pytest.mark.long
 def test_a_worker_killed_on_a_full_cluster_costs_no_sample_and_the_plan_goes_on(job: Path) -> None:
     longer = ("train.length=200 steps", "checkpoint.every=40 steps", "evaluate.every=100 steps")
     runs = job.parent / "killed"
@@ -86,6 +90,7 @@ def test_a_worker_killed_on_a_full_cluster_costs_no_sample_and_the_plan_goes_on(
     assert stretches(result["run"]) == [(1, 160, 2), (161, 200, 1)]
 
 
+@pytest.mark.long
 def test_a_cluster_that_has_less_than_the_plan_wants_gives_what_it_has(
     job: Path, fixed: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_ray_of_one_process_lets_nobody_in_without_its_token(ray_cluster: None
         assert "ConnectionError: Failed to connect to Ray cluster" in said
 
 
+@pytest.mark.long
 def test_a_local_cluster_lets_nobody_in_without_its_token(cluster: dict[str, Any]) -> None:
     access = {name: value for name, value in cluster["environment"].items() if name.startswith("RAY_AUTH")}
     token = Path(access["RAY_AUTH_TOKEN_PATH"])
@@ -98,7 +99,7 @@ def folders_of(command: Command) -> set[str]:
     return {one.environ()[FOLDER_VARIABLE] for one in children if "raylet" in one.name()}
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("ended_by", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT])
 def test_a_run_is_reached_from_this_machine_alone_and_leaves_nothing(
     job: Path, tmp_path: Path, ended_by: signal.Signals
 ) -> None:

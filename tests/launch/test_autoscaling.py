@@ -60,6 +60,7 @@ def job_of(folder: Path) -> Path:
     )
 
 
+@pytest.mark.long
 def test_nodes_follow_the_plan_and_go_when_they_are_free(
     tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
 ) -> None:

@@ -41,6 +41,7 @@ def test_the_table_holds_what_each_run_came_to_and_the_time_of_steps_in_turns(jo
     assert f"mlflow ui --backend-store-uri sqlite:///{tmp_path}/mlflow.db" in out
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_scripts_read_the_time_of_steps_in_turns(jobs, ray_cluster, capsys):
     main(["compare", *jobs, "--json"])
@@ -52,6 +53,7 @@ def test_scripts_read_the_time_of_steps_in_turns(jobs, ray_cluster, capsys):
     assert [run["layer_tokens"] for run in result["runs"]] == [512, 384]
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_several_workers_are_not_timed_here_and_each_run_says_how_its_steps_spread(jobs, ray_cluster, capsys):
     main(["compare", *jobs, "--set", "scaling.workers=2"])

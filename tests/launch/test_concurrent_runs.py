@@ -57,7 +57,7 @@ def assert_no_placement_group_stays() -> None:
     "jobs",
     [
         pytest.param((BY_PLAN, BY_PLAN), marks=[pytest.mark.schedule, pytest.mark.long], id="both by plan"),
-        pytest.param((BY_PLAN, FIXED), marks=pytest.mark.schedule, id="one by plan"),
+        pytest.param((BY_PLAN, FIXED), marks=[pytest.mark.schedule, pytest.mark.long], id="one by plan"),
         pytest.param((FIXED, FIXED), id="both of fixed size"),
     ],
 )

@@ -65,7 +65,7 @@ def prepared_first(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) 
     return Path(run_training(config)["run"])
 
 
-@pytest.mark.parametrize("reader", ["memory_map", "ray_data"])
+@pytest.mark.parametrize("reader", ["memory_map", pytest.param("ray_data", marks=pytest.mark.long)])
 def test_a_run_that_follows_its_preparation_is_the_run_on_prepared_shards(tmp_path, prepared_first, slowly, reader):
     run = Path(run_training(config_of(tmp_path, reader=reader))["run"])
     (first,) = read_attempts(run)[0]
@@ -98,6 +98,7 @@ def test_a_run_ends_where_the_disk_of_its_preparation_is_full(tmp_path, slowly, 
     assert len(read_attempts(run)[0]) == 1  # it was not tried again
 
 
+@pytest.mark.long
 def test_what_is_prepared_when_a_short_run_is_over_stays_for_the_next(tmp_path, slowly):
     config = config_of(tmp_path)
     short = load_job(tmp_path / "job.yaml", ["train.length=2 steps"])

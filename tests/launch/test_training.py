@@ -66,6 +66,7 @@ def test_world_size_does_not_show_in_samples_or_losses(job: Path, alone: Path) -
         assert_ledger_is_exact(run)
 
 
+@pytest.mark.long
 def test_rows_streamed_by_ray_data_are_the_rows_mapped_from_shards(job: Path, alone: Path) -> None:
     streamed = trained(job, "data.reader=ray_data", "scaling.workers=4")  # which hold all cores of the cluster
     np.testing.assert_allclose(losses(streamed), losses(alone), rtol=FLOAT64)
@@ -130,7 +131,7 @@ def test_a_run_goes_on_where_it_stopped_at_another_world_size(job: Path, alone: 
     assert_ledger_is_exact(stopped)
 
 
-@pytest.mark.parametrize("reader", ["memory_map", "ray_data"])
+@pytest.mark.parametrize("reader", ["memory_map", pytest.param("ray_data", marks=pytest.mark.long)])
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(job: Path, alone: Path, capfd, reader: str) -> None:
     """Driver, streams of samples and workers come to the same one, and the steps in between are done again."""
     damaged = shutil.copytree(alone, job.parent / f"damaged_{reader}")
@@ -151,6 +152,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(job: Path, alone
     ]
 
 
+@pytest.mark.long
 def test_a_job_that_names_its_run_begins_it_once_and_goes_on_with_it_after(job: Path, alone: Path) -> None:
     named = trained(job, "run=mine", "checkpoint.keep=9")
     assert named == job.parent / "runs" / "mine"

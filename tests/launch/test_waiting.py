@@ -39,7 +39,7 @@ def prepared(job: Path, ray_cluster: None) -> Path:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("mode", [(), pytest.param(BY_PLAN, marks=pytest.mark.schedule)])
+@pytest.mark.parametrize("mode", [(), pytest.param(BY_PLAN, marks=[pytest.mark.schedule, pytest.mark.long])])
 def test_a_run_that_waits_for_cores_says_so(
     prepared: Path, full_cluster: dict[str, str], mode: tuple[str, ...]
 ) -> None:
@@ -70,6 +70,7 @@ def test_places_are_those_of_each_node_alone(nodes: list[dict[str, float]], cpus
     assert math.isfinite(placed)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_an_address_that_takes_connections_and_never_answers_is_refused(job: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -90,6 +91,7 @@ def test_an_address_that_takes_connections_and_never_answers_is_refused(job: Pat
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_run_whose_head_is_killed_ends_and_says_how_to_go_on(job: Path, tmp_path: Path) -> None:
     alone = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
