@@ -29,8 +29,8 @@ class Command(subprocess.Popen[bytes]):
         super().__init__(command, env=environment, start_new_session=True, stdout=self._log, stderr=self._log)
 
     def said(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode()
+        log = self._log.fileno()  # to read from its begin by `seek` would move where the command writes
+        return os.pread(log, os.fstat(log).st_size, 0).decode()
 
     def kill_all(self) -> None:
         """SIGKILL, to what it started too."""

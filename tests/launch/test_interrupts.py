@@ -70,14 +70,13 @@ def test_a_run_that_waits_for_nodes_leaves_the_cores_alone_and_ends_at_once(
     environment = request.getfixturevalue("full_cluster")
     with Command("train", job, *MODES["schedule"], environment=environment) as command:
         assert command.until(lambda: "\nrun  " in f"\n{command.said()}", "the run")
-        time.sleep(3)
+        assert command.until(lambda: bool(asked_for() - before_it), "its request for room")
         driver = psutil.Process(command.pid)
         before, at = driver.cpu_times(), time.monotonic()
         time.sleep(3)
         after = driver.cpu_times()
         used = after.user + after.system - before.user - before.system
         assert used / (time.monotonic() - at) < 0.2
-        assert asked_for() - before_it
         command.send_signal(signal.SIGINT)
         assert command.wait(ENDS_WITHIN_S) == 130
         assert "Traceback" not in command.said()
