@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml .ci/newest.txt
+.venv/installed: pyproject.toml Makefile .ci/newest.txt .ci/pins.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/newest.txt --editable '.[bench,eval,dev]'
 	touch $@
@@ -37,7 +37,7 @@ test-oldest: .venv-oldest/installed
 	PYTHONPATH=platform .venv-oldest/bin/pytest tests/launch -m 'not alone and not golden and not schedule' \
 		--ignore tests/launch/test_autoscaling.py
 
-.venv-oldest/installed: pyproject.toml .ci/oldest.txt
+.venv-oldest/installed: pyproject.toml .ci/oldest.txt .ci/pins.txt
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check --constraint .ci/oldest.txt --editable '.[dev]'
 	touch $@

@@ -6,16 +6,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tiny import Rows
+from tiny import Rows, loss_of
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.method import attach
 from tokendrop.models.batch import Batch
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import Journal, read_steps
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.committed import committed, read_meta
+from tokendrop.train.checkpoint_index import committed, read_meta
 from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.loop import Parts, train
+from tokendrop.train.loop import TrainComponents, train
 from tokendrop.train.optimizer import build_optimizer
 
 
@@ -39,7 +39,7 @@ class RowsUntil(Rows):
 
 def new_engine(config: ExperimentConfig) -> DdpEngine:
     model = build_model(config.model, seed=config.seed).double()
-    return DdpEngine(model, build_optimizer(model, config.train), torch.float64)
+    return DdpEngine(model, build_optimizer(model, config.train), torch.float64, loss=loss_of)
 
 
 def attempt(
@@ -62,7 +62,7 @@ def attempt(
     checkpoints = Checkpoints(run / "checkpoints", keep=config.checkpoint.keep, meta={"name": config.name})
     newest = checkpoints.newest()
     start = checkpoints.load(engine, newest) if newest else 0
-    parts = Parts(
+    parts = TrainComponents(
         engine=engine,
         dropping=dropping,
         batches=RowsUntil(config, dies_at),

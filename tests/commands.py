@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FORKSERVER = mp.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(["tokendrop.cli", "tokendrop.evaluate.evaluation", "tokendrop.track.audit"])
+_FORKSERVER.set_forkserver_preload(["tokendrop.cli.main", "tokendrop.evaluate.evaluation", "tokendrop.track.audit"])
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def outcome_of(*arguments: object, timeout_s: float) -> Outcome:
 
 
 def _run(arguments: list[str], out: Path, err: Path) -> None:
-    from tokendrop.cli import main
+    from tokendrop.cli.main import main
 
     for path, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream.fileno())

@@ -50,7 +50,7 @@ def real_data() -> Path:
 def complaint(capfd):
     """What a command says when it ends with exit code 2, after `tokendrop: `."""
 
-    from tokendrop.cli import main
+    from tokendrop.cli.main import main
 
     def said(*arguments: object) -> str:
         capfd.readouterr()

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from tokendrop.config.data import DataConfig
-from tokendrop.data.manifest import Manifest
-from tokendrop.data.shards import FORMAT, MANIFEST, SPLITS, TOKENIZER, Header, Split
-from tokendrop.data.writer import ShardWriter
+from tokendrop.data.prepare.writer import ShardWriter
+from tokendrop.data.shards.format import FORMAT, MANIFEST, SPLITS, TOKENIZER, Header, Split
+from tokendrop.data.shards.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Document:
 
     tokens: Sequence[int]
     split: Split = "train"
-    set: str = ""
+    subset: str = ""
     reason: str = ""
 
 
@@ -44,7 +44,7 @@ def table(file: int, records: Sequence[tuple[int, Document]]) -> pa.Table:
             "sentences": pa.array([[]] * len(records), pa.list_(pa.int64())),
             "split": pa.array([SPLITS.index(one.split) for _, one in records], pa.int8()),
             "bytes": pa.array([3 * len(one.tokens) for _, one in records], pa.int64()),
-            "set": pa.array([one.set for _, one in records], pa.string()),
+            "subset": pa.array([one.subset for _, one in records], pa.string()),
             "reason": pa.array([one.reason for _, one in records], pa.string()),
             "file": pa.array([file] * len(records), pa.int32()),
             "record": pa.array([number for number, _ in records], pa.int64()),

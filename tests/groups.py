@@ -14,12 +14,12 @@ import torch.multiprocessing as mp
 from tiny import Rows
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
-from tokendrop.launch.worker import build_engine
 from tokendrop.models.batch import Batch
 from tokendrop.track.journal import Journal
 from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.loop import Parts, train
+from tokendrop.train.loop import TrainComponents, train
+from tokendrop.train.worker import build_engine
 
 # the processes are forks of one that has imported what takes long
 _HEAVY = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "pyarrow.parquet"]
@@ -88,7 +88,7 @@ def train_until(
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=keep, meta={"strategy": config.train.strategy})
     newest = checkpoints.newest()
     start = checkpoints.load(engine, newest) if newest else 0
-    parts = Parts(
+    parts = TrainComponents(
         engine=engine,
         dropping=dropping,
         batches=RowsUntil(config, stop=stop, world_size=world_size, rank=rank),

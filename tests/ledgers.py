@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 from tiny import experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.order import SampleOrder
-from tokendrop.data.rows import sample_order
-from tokendrop.data.shards import FORMAT, Header, Place, Shard, append_shard
+from tokendrop.data.read.order import SampleOrder
+from tokendrop.data.read.row_reader import sample_order
+from tokendrop.data.shards.format import FORMAT, Header, Place, Shard, append_shard
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, Journal
 from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
-from tokendrop.train.committed import write_meta
+from tokendrop.train.checkpoint_index import write_meta
 from tokendrop.train.report import StepReport
 from tokendrop.train.sealed import seal_text
 
@@ -42,7 +42,7 @@ class Run:
 
     def attempt(self, world_size: int, *, start: int, end: int = STEPS, written: int = 4, saved: bool = True) -> int:
         """Workers that record and commit up to `end`, as in `record_attempt`; the step of the last checkpoint."""
-        split = replace(self.config.plan().batch, world_size=world_size)
+        split = replace(self.config.plan.batch, world_size=world_size)
         size = split.micro_batch
 
         def shares(step: int) -> list[list[int]]:
@@ -135,7 +135,7 @@ def make_run(folder: Path, *, rows: tuple[int, ...] = (50,), window: int = 16, i
                 rows=count,
                 bytes=1,
                 sha256="",
-                sets=(),
+                subsets=(),
                 next=next_place,
             ),
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tokendrop.train.committed import META, write_meta
+from tokendrop.train.checkpoint_index import META, write_meta
 from tokendrop.train.sealed import file_sha256
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from tokendrop.data.encoder import Encoder
-from tokendrop.data.pack import Documents
-from tokendrop.data.pair_rows import PairPacker, pair_row_length
-from tokendrop.data.sentences import split_sentences
-from tokendrop.data.shards import FORMAT, TOKENIZER, Header, Shard, append_shard, write_shard
+from tokendrop.data.prepare.encoder import Encoder
+from tokendrop.data.prepare.pack import Documents
+from tokendrop.data.prepare.pair_rows import PairPacker
+from tokendrop.data.prepare.sentences import split_sentences
+from tokendrop.data.read.pair_runs import pair_row_length
+from tokendrop.data.shards.format import FORMAT, TOKENIZER, Header, Shard, append_shard, write_shard
 from tokendrop.data.tokenizer import PAIR_TOKENS, load_tokenizer, vocab_size
 
 LENGTH = 32
@@ -51,7 +52,7 @@ def as_documents(lengths: Sequence[Sequence[int]], tokens: np.ndarray | None = N
     return Documents(
         tokens_N=np.arange(flat.sum(), dtype=np.uint16) if tokens is None else tokens,
         lengths_D=np.array([sum(document) for document in lengths], np.int64),
-        sets_D=["even" if number % 2 == 0 else "odd" for number in range(count)],
+        subsets_D=["even" if number % 2 == 0 else "odd" for number in range(count)],
         files_D=np.arange(count) // 5,
         records_D=1 + np.arange(count) % 5,
         seen_D=np.arange(count),
@@ -84,7 +85,7 @@ def write_pairs(folder: Path, corpus: Sequence[str], *, shards: int = 4, complet
                     rows=size,
                     bytes=length,
                     sha256=digest,
-                    sets=packed.sets,
+                    subsets=packed.subsets,
                     next=packed.next,
                 ),
             )

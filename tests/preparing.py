@@ -7,9 +7,9 @@ from tokenizers import Tokenizer
 from corpora import END_OF_TEXT, tiny_job
 from folders import all_tokens
 from tokendrop.config.load import load_job
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import SPLITS
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.shards.format import SPLITS
+from tokendrop.data.shards.manifest import read_manifest
 
 ROW = 33
 

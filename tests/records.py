@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import zstandard
 
 from tokendrop.config.data import DataConfig, SourceConfig
-from tokendrop.data.records import Record, RecordForm, read_records
-from tokendrop.data.sources import list_files
+from tokendrop.data.corpus.records import Record, RecordForm, read_records
+from tokendrop.data.corpus.sources import list_files
 
 LINES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 TABLES = (".parquet", ".arrow")

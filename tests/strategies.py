@@ -8,37 +8,49 @@ from hypothesis import strategies as st
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
-from tokendrop.schedule.kept_length import Constant, KeptLengthSchedule, Mslg, Piecewise
+from tokendrop.schedule.kept_length import Constant, Jumps, KeptByStep, Stages
 from tokendrop.schedule.plan import RunPlan, build_plan
+from tokendrop.schedule.routes import RouteSchedule
 
 LONGEST_GROWTH = 200  # steps after which every schedule drawn here has ended its growth
 
 
 @st.composite
-def mslg(draw: st.DrawFn, full: int) -> Mslg:
+def jumps(draw: st.DrawFn, full: int) -> Jumps:
     start = draw(st.integers(1, full))
     increment = draw(st.integers(max(1, -(-(full - start) // 10)), full))  # ten jumps at most
     interval = draw(st.fractions(Fraction(1, 4), 15, max_denominator=12))
-    return Mslg(start=start, full=full, increment=increment, interval=interval)
+    return Jumps(start=start, full=full, increment=increment, interval=interval)
 
 
 @st.composite
-def piecewise(draw: st.DrawFn, full: int) -> Piecewise:
+def stages(draw: st.DrawFn, full: int) -> Stages:
     kept = sorted(draw(st.lists(st.integers(1, full), min_size=1, max_size=5)))
     later = st.lists(st.integers(1, LONGEST_GROWTH - 1), min_size=len(kept) - 1, max_size=len(kept) - 1, unique=True)
-    return Piecewise(stages=tuple(zip([0, *sorted(draw(later))], kept, strict=True)))
+    return Stages(stages=tuple(zip([0, *sorted(draw(later))], kept, strict=True)))
 
 
-def schedules(full: int) -> st.SearchStrategy[KeptLengthSchedule]:
+def schedules(full: int) -> st.SearchStrategy[KeptByStep]:
     """Schedules whose kept lengths lie in 1..full."""
     constant = st.integers(1, full).map(lambda kept: Constant(kept=kept))
-    return st.one_of(constant, mslg(full), piecewise(full))
+    return st.one_of(constant, jumps(full), stages(full))
 
 
 @st.composite
 def batch_splits(draw: st.DrawFn) -> BatchSplit:
     micro, world, accumulation = (draw(st.integers(1, 6)) for _ in range(3))
     return BatchSplit(global_batch=micro * world * accumulation, micro_batch=micro, world_size=world)
+
+
+@st.composite
+def routes(draw: st.DrawFn, layers: int, most: int) -> tuple[RouteSchedule, ...]:
+    """Spans of layers, apart and in order, each with a schedule of its own or one that it shares with others."""
+    spans: list[tuple[int, int]] = []
+    for layer in sorted(draw(st.sets(st.integers(0, layers - 1)))):
+        joins = spans and spans[-1][1] == layer - 1 and draw(st.booleans())
+        spans = [*spans[:-1], (spans[-1][0], layer)] if joins else [*spans, (layer, layer)]
+    some = draw(st.lists(schedules(most), min_size=1, max_size=3))
+    return tuple(RouteSchedule(span=span, kept=draw(st.sampled_from(some))) for span in spans)
 
 
 @st.composite
@@ -53,15 +65,16 @@ def plans(draw: st.DrawFn, *, drops: bool = True, clock: str | None = None) -> R
         causal=draw(st.booleans()),
     )
     steps = draw(st.integers(1, LONGEST_GROWTH))
-    dropped = draw(st.sets(st.integers(0, layers - 1))) if drops else set[int]()
-    schedule = draw(schedules(sequence_length)) if drops else Constant(kept=sequence_length)
+    batch = draw(batch_splits())
+    counts = draw(st.sampled_from(["tokens", "sequences"]))
+    most = sequence_length if counts == "tokens" else batch.global_batch
     peak = draw(st.floats(1e-6, 1.0))
     plan = build_plan(
         steps=steps,
-        schedule=schedule,
+        routes=draw(routes(layers, most)) if drops else (),
+        counts=counts,
         shape=shape,
-        dropped_layers=tuple(sorted(dropped)),
-        batch=draw(batch_splits()),
+        batch=batch,
         lr_clock=clock or draw(st.sampled_from(["step", "layer_token"])),
         warmup_steps=0,
         peak_lr=peak,

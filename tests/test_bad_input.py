@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 
 from corpora import byte_tokenizer, documents, json_lines, tiny_job, write_corpus
 from runs import left_behind
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 
 GOOD = json_lines(documents(80))
 
@@ -189,7 +189,7 @@ def test_a_mistake_in_a_tokenizer_is_named(tmp_path, ray_cluster, job, complaint
 def test_a_vocabulary_over_the_models_is_named_before_anything_is_packed(
     tmp_path, ray_cluster, job, complaint, monkeypatch, learned
 ):
-    monkeypatch.setattr("tokendrop.data.pipeline.tokenized", None)
+    monkeypatch.setattr("tokendrop.data.prepare.pipeline.tokenized", None)
     given = [] if learned else [f"data.tokenizer={byte_tokenizer(tmp_path / 'tokenizer.json')}"]
     said = complaint("train", job, "model.vocab_size=256", *given)
     assert re.match(r"model\.vocab_size: want at least the tokenizer's \d+ tokens, got 256", said)

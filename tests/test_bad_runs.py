@@ -11,7 +11,7 @@ import pytest
 from checkouts import free_ports
 from corpora import documents, tiny_job, write_corpus
 from runs import left_behind
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.track.run_folder import create_run_folder, latest_checkpoint
@@ -89,10 +89,12 @@ def test_a_folder_for_runs_that_can_not_be_made_is_named(tmp_path, job):
             create_run_folder(config)
 
 
-@pytest.mark.parametrize("option", ["rounds", "resizes", "stretch", "micro-batch"])
-def test_a_measurement_of_nothing_is_refused(complaint, option):
-    assert complaint("bench", "step", f"--{option}", "0") == (
-        f"--{option}: want a whole number of at least 1, got '0'; see tokendrop bench --help"
+@pytest.mark.parametrize(
+    ("bench", "option"), [("step", "rounds"), ("step", "micro-batch"), ("elastic", "resizes"), ("elastic", "stretch")]
+)
+def test_a_measurement_of_nothing_is_refused(complaint, bench, option):
+    assert complaint("bench", bench, f"--{option}", "0") == (
+        f"--{option}: want a whole number of at least 1, got '0'; see tokendrop bench {bench} --help"
     )
 
 

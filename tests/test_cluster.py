@@ -19,9 +19,12 @@ ROOT = Path(__file__).parents[1]
 RAY_UP = sorted((ROOT / "cluster" / "ray_up").glob("*.yaml"))
 KUBERAY = ROOT / "cluster" / "kuberay"
 DOCKERFILE = (ROOT / "cluster" / "images" / "Dockerfile").read_text()
-DEPENDENCIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-NEWEST = [line for line in (ROOT / ".ci" / "newest.txt").read_text().splitlines() if not line.startswith("#")]
-PINS = dict(re.split(r"(?:\[.*\])?==", pin) for pin in [*DEPENDENCIES, *NEWEST] if "==" in pin)
+PINS = dict(
+    line.split("==")
+    for name in ("newest.txt", "pins.txt")
+    for line in (ROOT / ".ci" / name).read_text().splitlines()
+    if "==" in line
+)
 # KubeRay's helm-chart/kuberay-operator/crds: a megabyte each, so not part of this repository
 CRDS = "TOKENDROP_KUBERAY_CRDS"
 
@@ -220,7 +223,7 @@ def images() -> set[str]:
     return used | {one["image"] for pod in pod_templates().values() for one in pod["containers"]}
 
 
-def test_one_image_everywhere_named_by_the_versions_that_the_package_pins():
+def test_one_image_everywhere_named_by_the_versions_that_are_tested():
     (image,) = images()
     (built,) = re.findall(r"docker build .* -t (\S+)", DOCKERFILE)
     ray, torch, python = re.fullmatch(r".*:ray(.*)-torch(.*)-py(\d+)", image).groups()
@@ -236,13 +239,14 @@ def test_one_image_everywhere_named_by_the_versions_that_the_package_pins():
 
 
 def test_the_image_takes_its_packages_from_the_package():
-    """The line that the image runs prints every pin of the package and of its extras for evaluation and DeepSpeed."""
+    """The line that the image runs prints all requirements of the platform, of evaluation and of DeepSpeed."""
     (script,) = re.findall(r'python -c "(.*?)" >', DOCKERFILE, re.DOTALL)
     script = script.replace("\\\n", "\n").replace("/tmp/pyproject.toml", str(ROOT / "pyproject.toml"))
     printed: list[str] = []
     exec(" ".join(script.split("\n")), {"print": lambda *lines, sep: printed.extend(lines)})
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert printed == [*project["dependencies"], *extras["eval"], *extras["deepspeed"]]
-    assert "COPY pyproject.toml /tmp/" in DOCKERFILE
-    assert "pip install --no-cache-dir -r /tmp/requirements.txt" in DOCKERFILE
+    wanted = [*project["dependencies"], *extras["platform"], *extras["eval"], *extras["deepspeed"]]
+    assert printed == [one for one in wanted if one != "tokendrop[platform]"]
+    assert "COPY pyproject.toml .ci/newest.txt .ci/pins.txt /tmp/" in DOCKERFILE
+    assert "pip install --no-cache-dir -r /tmp/requirements.txt -c /tmp/newest.txt" in DOCKERFILE

@@ -29,10 +29,10 @@ DOCUMENTED = {
 }
 # those that it does not tell of, and why there is no other way
 NEEDED = {
-    "RAY_CLOUD_INSTANCE_ID": "KubeRay sets it: all by which the autoscaler knows which node is which",
-    "RAY_NODE_TYPE_NAME": "KubeRay sets it: all by which the autoscaler knows of which type a node is",
-    "RAY_JOB_STOP_SIGNAL": "`serve run` sets it: Ray blocks SIGINT in jobs without it",
-    "RAY_JOB_STOP_WAIT_TIME_S": "`serve run` sets it: a job that is stopped has 3 s without it",
+    "RAY_CLOUD_INSTANCE_ID": "KubeRay subsets it: all by which the autoscaler knows which node is which",
+    "RAY_NODE_TYPE_NAME": "KubeRay subsets it: all by which the autoscaler knows of which type a node is",
+    "RAY_JOB_STOP_SIGNAL": "`serve run` subsets it: Ray blocks SIGINT in jobs without it",
+    "RAY_JOB_STOP_WAIT_TIME_S": "`serve run` subsets it: a job that is stopped has 3 s without it",
 }
 # attributes of Ray's objects that are not public, and why there is no other way
 ATTRIBUTES = {"_do_request": "of JobSubmissionClient: nothing public says whether a head is on this machine"}

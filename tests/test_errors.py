@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tokendrop import commands
-from tokendrop.cli import main
+from tokendrop.cli import plan
+from tokendrop.cli.main import main
 from tokendrop.errors import DamagedDataError, UserError
 
 
@@ -14,7 +14,7 @@ def test_damage_and_mistakes_are_one_sentence_each_with_an_exit_code_of_its_own(
     def fails(*_: object) -> Path:
         raise kind("this is what is wrong")
 
-    monkeypatch.setattr(commands, "load_job", fails)
+    monkeypatch.setattr(plan, "load_job", fails)
     with pytest.raises(SystemExit) as ended:
         main(["plan", "job.yaml"])
     assert ended.value.code == code

@@ -15,47 +15,46 @@ PACKAGE = ROOT / "platform" / "tokendrop"
 # layer (a folder or file of the package): layers that it may import beside itself
 OURS = {
     "errors": set(),
+    "atomic": {"errors"},
     "schedule": set(),
     "method": set(),
-    "render": {"schedule"},
-    "render_data": {"render"},
-    "render_runs": {"render"},
-    "config": {"errors", "schedule"},
+    "output": set(),
+    "config": {"errors", "method", "schedule"},
     "models": {"config", "errors", "schedule"},
-    "data": {"config", "errors", "models", "schedule"},
+    "data": {"atomic", "config", "errors", "models", "schedule"},
     "train": {"config", "errors", "method", "models", "schedule"},
-    "track": {"config", "data", "errors", "models", "schedule", "train"},
+    "tasks": {"config", "data", "errors", "models", "train"},
+    "track": {"atomic", "config", "data", "errors", "models", "schedule", "train"},
     "elastic": {"errors", "schedule", "track", "train"},
-    "evaluate": {"config", "data", "errors", "models", "render", "schedule", "track", "train"},
+    "evaluate": {"atomic", "config", "data", "errors", "models", "output", "schedule", "track", "train"},
     "bench": {"config", "data", "errors", "launch", "method", "models", "schedule", "track", "train"},
 }
-OURS["launch"] = set(OURS) - {"bench", "evaluate"}
-OURS["commands"] = set(OURS)
-OURS["commands_data"] = {"data", "errors", "render", "render_data", "track"}
-OURS["commands_bench"] = {"bench", "errors", "render"}
-OURS["commands_train"] = {"bench", "config", "errors", "launch", "render", "render_runs", "track"}
-OURS["arguments"] = {"config", "errors"}
-OURS["cli_arguments"] = {"arguments", "config"}
-OURS["cli"] = {"arguments", "cli_arguments", "errors", "launch", "render"}
-OURS["cli"] |= {one for one in OURS if one.startswith("commands")}
+OURS["launch"] = set(OURS) - {"bench", "evaluate", "tasks"}
+OURS["cli"] = set(OURS)
 OURS["__main__"] = {"cli"}
 OURS["__init__"] = set()
 for one in set(OURS) - {"method", "schedule", "__init__", "__main__"}:
     OURS[one].add("secrets")  # by which whatever leaves the process goes
 OURS["secrets"] = set()
 
+# the rooms of data/, in the order in which they may import each other
+ROOMS = ["corpus", "shards", "read", "prepare"]
+
 # layer, or one file of it: packages of others; what a file has is what it may import beyond its layer
 FOREIGN = {
     "config": {"yaml"},
     "method": {"torch"},
     "method/hugging_face.py": {"transformers"},
-    "models": {"torch"},
+    "models": {"numpy", "torch"},
+    "models/pretrained.py": {"transformers"},
+    "tasks": {"numpy", "torch"},
     "data": {"numpy", "pyarrow", "tokenizers"},
-    "data/shards.py": {"xxhash"},
-    "data/batches.py": {"torch"},
-    "data/encoder.py": {"tiktoken"},
-    "data/stages.py": {"ray"},
+    "data/shards/format.py": {"xxhash"},
+    "data/read/batches.py": {"torch"},
+    "data/prepare/encoder.py": {"tiktoken"},
+    "data/prepare/stages.py": {"ray"},
     "train": {"torch"},
+    "train/task.py": {"numpy"},
     "train/engines/deepspeed.py": {"deepspeed"},
     "track": {"pyarrow"},
     "track/audit.py": {"numpy"},
@@ -77,8 +76,9 @@ FOREIGN = {
     "launch/local_nodes.py": {"psutil"},
     "launch/memory.py": {"psutil"},
     "launch/preflight.py": {"pathspec"},
-    "commands": {"ray"},
-    "commands_train": {"ray"},
+    "output": {"rich"},
+    "cli/prepare.py": {"ray"},
+    "cli/train.py": {"ray"},
 }
 # these run where nothing but the standard library, PyYAML, numpy and torch is installed
 LIGHT = ["schedule", "config", "method", "models", "train"]
@@ -123,7 +123,7 @@ def name(path: Path) -> str:
 
 
 def test_there_is_code_to_look_at() -> None:
-    assert {"schedule/plan.py", "train/loop.py", "cli.py"} <= {name(path) for path in files()}
+    assert {"schedule/plan.py", "train/loop.py", "cli/main.py"} <= {name(path) for path in files()}
 
 
 @pytest.mark.parametrize("path", files(), ids=name)
@@ -133,10 +133,32 @@ def test_a_layer_imports_only_the_layers_below_it(path: Path) -> None:
     assert reached <= below
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_the_data_imports_only_the_rooms_before_it(room: str) -> None:
+    reached = {
+        one[2]
+        for path in (PACKAGE / "data" / room).glob("*.py")
+        for one in imported(tree(path))
+        if one[:2] == ("tokendrop", "data") and len(one) > 2
+    }
+    assert reached & {*ROOMS} <= {*ROOMS[: ROOMS.index(room) + 1]}
+
+
 @pytest.mark.parametrize("path", files(), ids=name)
 def test_a_layer_imports_only_the_packages_that_it_is_known_for(path: Path) -> None:
     allowed = FOREIGN.get(layer(path), set()) | FOREIGN.get(name(path), set()) | set(sys.stdlib_module_names)
     assert {one[0] for one in imported(tree(path))} - {"tokendrop"} <= allowed
+
+
+# what a task is made of, which everything else knows by `tokendrop.train.task.Task` alone
+OF_TASKS = {"Gpt", "GptConfig", "BertConfig", "BertBatch", "build_model", "text_batch"}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in files() if layer(path) not in ("config", "models", "tasks")], ids=name
+)
+def test_models_and_batches_are_known_to_tasks_alone(path: Path) -> None:
+    assert {one[-1] for one in imported(tree(path))} & OF_TASKS <= ({"BertBatch"} if layer(path) == "data" else set())
 
 
 def test_layers_form_no_cycle() -> None:
@@ -162,21 +184,13 @@ def test_modules_form_no_cycle() -> None:
             del left[one]
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        *("__main__.py", "arguments.py", "cli.py", "cli_arguments.py", "commands.py"),
-        *("commands_bench.py", "commands_data.py", "commands_train.py"),
-        *("render.py", "render_data.py", "render_runs.py"),
-    ],
-)
-def test_commands_import_nothing_heavy_until_they_need_it(file: str) -> None:
+@pytest.mark.parametrize("path", [path for path in files() if layer(path) in ("__main__", "cli", "output")], ids=name)
+def test_commands_import_nothing_heavy_until_they_need_it(path: Path) -> None:
     """`tokendrop plan` needs neither torch nor Ray."""
-    at_the_top = [node for node in tree(PACKAGE / file).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    at_the_top = [node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
     reached = {one for node in at_the_top for one in imported(node)}
     assert {one[0] for one in reached} <= {"tokendrop", *sys.stdlib_module_names}
-    commands = {"arguments", "cli", "cli_arguments", "commands", "commands_bench", "commands_data", "commands_train"}
-    light = {*commands, "config", "errors", "render", "render_data", "render_runs", "schedule", "secrets"}
+    light = {"cli", "config", "errors", "output", "schedule", "secrets"}
     assert {one[1] for one in reached if one[0] == "tokendrop" and len(one) > 1} <= light
 
 
@@ -209,9 +223,9 @@ HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval", "d
     [
         ("tokendrop.schedule.plan, tokendrop.method, tokendrop.models.build, tokendrop.train.loop", HEAVY),
         ("tokendrop.train.engines.build, tokendrop.train.optimizer, tokendrop.train.device", HEAVY),
-        ("tokendrop.commands_bench, tokendrop.bench.step", HEAVY),
+        ("tokendrop.cli.bench, tokendrop.bench.step", HEAVY),
         ("tokendrop.method", HEAVY | {"yaml"}),
-        ("tokendrop.cli, tokendrop.config.load, tokendrop.render", HEAVY | {"torch", "numpy"}),
+        ("tokendrop.cli.main, tokendrop.config.load, tokendrop.output", HEAVY | {"torch", "numpy", "rich", "shtab"}),
         ("tokendrop.track.audit, tokendrop.track.run_folder", {"ray", "torch"}),
         ("tokendrop.schedule.plan", HEAVY | {"torch", "numpy", "yaml"}),
     ],

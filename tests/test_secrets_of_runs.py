@@ -58,11 +58,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str,
     with store.open_output_stream("bucket/a.jsonl") as out:
         out.write(content)
 
-    class Quiet(SimpleHTTPRequestHandler):
+    class SilentHandler(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as web:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SilentHandler, directory=str(folder))) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         s3 = f"s3://{SECRETS['key']}:{SECRETS['secret']}@bucket/*.jsonl{query}"
         address = f"{SECRETS['web user']}:{SECRETS['web password']}@127.0.0.1:{web.server_port}"

@@ -10,8 +10,9 @@ from torch import Tensor
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
 from tokendrop.config.model import GptConfig
-from tokendrop.models.batch import Batch
+from tokendrop.models.batch import Batch, TextBatch
 from tokendrop.models.gpt import Gpt
+from tokendrop.train.task import Loss
 
 SEED = 1234
 TOKENS, BATCH = 16, 3
@@ -87,7 +88,7 @@ class Rows:
     """`Batches` of random tokens: a row is a function of its sample id, which is its place in the run."""
 
     def __init__(self, config: ExperimentConfig, *, world_size: int = 1, rank: int = 0) -> None:
-        self.split = replace(config.plan().batch, world_size=world_size)
+        self.split = replace(config.plan.batch, world_size=world_size)
         self.rank = rank
 
     def of_step(self, step: int) -> Iterator[Batch]:
@@ -105,8 +106,13 @@ class Rows:
         ]
 
 
-def rows_of(sample_ids: range, *, number: int = 0) -> Batch:
+def loss_of(model: torch.nn.Module, batch: Batch) -> Loss:
+    """What the model returns for its inputs."""
+    return Loss(model(**batch.inputs()))
+
+
+def rows_of(sample_ids: range, *, number: int = 0) -> TextBatch:
     rows = torch.cat([torch.cat(token_rows(1, seed=sample), dim=0)[None] for sample in sample_ids])
-    return Batch(
+    return TextBatch(
         input_ids_BS=rows[:, 0], labels_BS=rows[:, 1], sample_ids_B=torch.tensor(list(sample_ids)), number=number
     )

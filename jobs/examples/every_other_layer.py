@@ -6,18 +6,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokendrop.config.drop import DropMethod, FullConfig, Schedule, Span
+from tokendrop.config.drop import DropMethod, Span
 from tokendrop.method import DrawContext, Uniform
 
 
 @dataclass(frozen=True)
 class RecentFirst:
-    """The last tokens of each sequence always stay; the others are drawn."""
+    """The last tokens of each sequence always stay, as far as there is room; the others are drawn."""
 
     recent: int
 
     def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
-        always_S = torch.arange(draw.sequence_length) >= draw.sequence_length - self.recent
+        recent = min(self.recent, *kept_lengths)
+        always_S = torch.arange(draw.sequence_length) >= draw.sequence_length - recent
         always_BS = always_S.expand(len(draw.sample_ids_B), draw.sequence_length)
         return Uniform().select(replace(draw, always_BS=always_BS), layers, kept_lengths)
 
@@ -26,8 +27,6 @@ class RecentFirst:
 class EveryOtherLayer(DropMethod):
     """Layers 1, 3, 5 ... drop tokens, the last layer left out."""
 
-    method: str
-    schedule: Schedule = FullConfig()
     recent: int = 4
     """Tokens at the end of each sequence that always stay."""
 

@@ -1,6 +1,6 @@
 """`python -m tokendrop`."""
 
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 
 if __name__ == "__main__":
     main()

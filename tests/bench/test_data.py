@@ -18,7 +18,7 @@ from tokendrop.bench.reading import (
     wait_fraction,
     write_random_rows,
 )
-from tokendrop.data.manifest import read_manifest
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 
 ROWS, LENGTH = 48, 16
@@ -59,7 +59,7 @@ def test_a_bench_has_all_its_figures(tmp_path):
     said: list[str] = []
 
     result = bench_data(
-        tiny_job(tmp_path, [corpus]), ["data.validation_share=0.2"], rounds=1, say=said.append, sizes=TINY
+        tiny_job(tmp_path, [corpus]), ["data.validation_share=0.2"], rounds=1, log=said.append, sizes=TINY
     )
 
     figures = result["figures"]
@@ -126,4 +126,4 @@ def test_several_sources_are_no_corpus_to_repeat(tmp_path):
     sources = [{"name": "a", "corpus": [corpus], "weight": 1}]
     job = tiny_job(tmp_path, [], data={"corpus": [], "sources": sources})
     with pytest.raises(UserError, match=r"want data\.corpus, got data\.sources"):
-        bench_data(Path(job), [], rounds=1, say=print, sizes=TINY)
+        bench_data(Path(job), [], rounds=1, log=print, sizes=TINY)

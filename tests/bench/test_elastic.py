@@ -10,9 +10,8 @@ import pytest
 
 from corpora import documents, tiny_job, write_corpus
 from strategies import MEASURED
-from tokendrop import commands_bench
 from tokendrop.bench.elastic import bench_elastic, planned, predicted_gpu_days, with_pauses, worker_seconds
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.schedule.scaling import estimate
@@ -54,11 +53,11 @@ def test_the_plan_is_the_planners_within_its_limit_of_time_and_asks_for_nodes_in
     overrides = planned(JOB, [], one_size, profile, tmp_path / "measured.yaml")
     by_plan, fixed = load_job(JOB, overrides), load_job(JOB, one_size)
     assert by_plan.scaling.profile == profile
-    assert by_plan.scaling.lead(by_plan.plan()) == 7.0
-    ours, theirs = estimate(by_plan.plan(), profile), estimate(fixed.plan(), profile)
+    assert by_plan.scaling.lead(by_plan.plan) == 7.0
+    ours, theirs = estimate(by_plan.plan, profile), estimate(fixed.plan, profile)
     assert ours.gpu_hours < theirs.gpu_hours
     assert ours.wall_clock_s <= 1.35 * theirs.wall_clock_s
-    assert by_plan.plan().resizes
+    assert by_plan.plan.resizes
 
 
 @pytest.mark.parametrize("model", PAPER_DAYS)
@@ -70,7 +69,7 @@ def test_predictions_start_from_the_papers_days_and_a_plan_takes_no_more(model: 
 
 def test_a_job_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.yaml"):
-        bench_elastic(tmp_path / "none.yaml", [], resizes=1, stretch=1, picture=None, say=print)
+        bench_elastic(tmp_path / "none.yaml", [], resizes=1, stretch=1, picture=None, log=print)
 
 
 @pytest.mark.ray
@@ -95,10 +94,10 @@ def test_a_bench_goes_through_all_its_runs(tmp_path: Path) -> None:
 
 
 def test_a_process_of_a_bench_that_fails_is_named_in_one_sentence(tmp_path: Path, monkeypatch, capsys) -> None:
-    def failing(options: object) -> None:
+    def failing(**_: object) -> None:
         subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=True)
 
-    monkeypatch.setitem(commands_bench._NAMES, "step", failing)
+    monkeypatch.setattr("tokendrop.bench.step.bench_step", failing)
     with pytest.raises(SystemExit) as end:
         main(["bench", "step"])
     assert end.value.code == 1

@@ -34,7 +34,7 @@ def test_trainers_go_on_in_their_turns_alone(tmp_path: Path, monkeypatch: pytest
     a, b = tmp_path / "a", tmp_path / "b"
     with overhead._trainer(command(a), a) as one, overhead._trainer(command(b), b) as other:
         begun = time.time()
-        speeds = interleave({"a": one.turn, "b": other.turn}, rounds=2, say=lambda text: None)
+        speeds = interleave({"a": one.turn, "b": other.turn}, rounds=2, log=lambda text: None)
         ended = time.time()
         assert all(0.2 / STEP_S < speed <= 1 / STEP_S for values in speeds.values() for speed in values)
         assert (one.mean_step_s(), other.mean_step_s()) == pytest.approx((STEP_S, STEP_S))

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from corpora import documents, tiny_job, write_corpus
+from tiny import experiment
 from tokendrop.bench.exchange import measure_link
-from tokendrop.cli import main
+from tokendrop.bench.profile import _timed_method
+from tokendrop.cli.main import main
+from tokendrop.config.drop import RandomLtd
 from tokendrop.config.load import load_job
 
 
@@ -36,6 +39,13 @@ def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path
     assert min(profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s) > 1e5
     assert 0.2 < profile.resize_s < 200  # to import torch alone takes that long
     assert profile.pause_s(config.model.shape, before=1, after=2) > profile.resize_s
+
+
+@pytest.mark.parametrize("drop", [{"method": "sequence_warmup"}])
+def test_methods_without_a_kept_length_of_their_own_are_timed_as_random_ltd(drop) -> None:
+    assert isinstance(_timed_method(experiment(drop=drop, train__warmup="0 steps")), RandomLtd)
+    tread = experiment(drop={"method": "tread"}, train__warmup="0 steps")
+    assert _timed_method(tread) is tread.drop
 
 
 def test_more_values_take_longer_to_sum() -> None:

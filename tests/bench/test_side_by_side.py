@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiny import TOKENS, experiment
+from tiny import TOKENS, experiment, rows_of
 from tokendrop.bench import side_by_side
 from tokendrop.bench.side_by_side import Point, over_first, time_side_by_side, timed_points, why_not_timed
-from tokendrop.bench.step import random_batch, timed_step
+from tokendrop.bench.step import timed_step
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.models.gpt import Gpt
 from tokendrop.schedule.plan import RunPlan
 
 SECONDS = st.floats(0.01, 100)
@@ -26,7 +27,7 @@ def plans(draw: st.DrawFn) -> RunPlan:
     stages = [{"at": f"{at} steps", "kept": kept} for at, kept in zip([0, *starts], lengths, strict=True)]
     steps = draw(st.integers(100, 200))
     schedule = {"kind": "piecewise", "stages": stages}
-    return experiment(train__length=f"{steps} steps", drop__schedule=schedule).plan()
+    return experiment(train__length=f"{steps} steps", drop__schedule=schedule).plan
 
 
 @st.composite
@@ -114,6 +115,29 @@ def test_real_steps_are_timed_at_the_lengths_of_each_job() -> None:
     assert all(0.01 < one["min"] <= one["median"] <= one["max"] < 100 for one in (second, third))
 
 
+def test_a_job_that_cuts_its_sequences_is_timed_on_cut_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+    forward = Gpt.forward
+    monkeypatch.setattr(
+        Gpt, "forward", lambda model, ids, labels, **more: seen.append(ids.shape) or forward(model, ids, labels, **more)
+    )
+    schedule = {"kind": "constant", "kept": 5}
+    for method, tokens in (("random_ltd", TOKENS), ("sequence_warmup", 5)):
+        drop = {"method": method, "schedule": schedule}
+        config = experiment(drop=drop, scaling__cpus_per_worker=1, train__warmup="0 steps")
+        side_by_side._steps_of(config)(kept_length=5)
+        assert {shape[1] for shape in seen} == {tokens}
+        seen.clear()
+
+
+@pytest.mark.parametrize("method", ["tread"])
+def test_jobs_of_every_method_are_timed(method: str) -> None:
+    keys = {"first": 1}
+    config = experiment(drop={"method": method, **keys}, scaling__cpus_per_worker=1, train__warmup="0 steps")
+    length = config.plan.at(0).kept_length
+    assert side_by_side._steps_of(config)(kept_length=length) > 0
+
+
 def test_a_step_is_all_of_its_micro_batches_and_one_update() -> None:
     did: list[object] = []
 
@@ -124,8 +148,8 @@ def test_a_step_is_all_of_its_micro_batches_and_one_update() -> None:
         def step(self, *, lr: float, max_grad_norm: float) -> None:
             did.append("update")
 
-    batch = random_batch(experiment().model, 2, "cpu")  # pyright: ignore[reportArgumentType]
-    timed_step(Engine(), None, batch, kept_length=TOKENS, micro_batches=4)  # pyright: ignore[reportArgumentType]
+    lengths = {"kept_length": TOKENS, "sequence_length": TOKENS}
+    timed_step(Engine(), None, rows_of(range(2)), **lengths, micro_batches=4)  # pyright: ignore[reportArgumentType]
     assert did == [(0.25, False)] * 3 + [(0.25, True), "update"]
 
 

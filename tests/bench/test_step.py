@@ -17,7 +17,7 @@ class Forbid(MetaPathFinder):
             raise ModuleNotFoundError(f"{fullname} is not installed here")
 
 sys.meta_path.insert(0, Forbid())
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 
 main(["bench", "step", "--preset", "gpt-1m", "--micro-batch", "1", "--rounds", "2", "--json"])
 """

@@ -13,8 +13,8 @@ from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
 from kills import Command, audited, last_step, lines, run_below, worker_pid
 from tokendrop.config.load import load_job
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import MANIFEST, SHARDS
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.shards.format import MANIFEST, SHARDS
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import read_steps
 

@@ -28,7 +28,7 @@ from tokendrop.models.build import build_model
 from tokendrop.track.journal import read_steps
 from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import load_weights
-from tokendrop.train.committed import committed
+from tokendrop.train.checkpoint_index import committed
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(3600)]
 

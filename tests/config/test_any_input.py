@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokendrop.cli.plan import plan_result
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.errors import UserError
-from tokendrop.render import plan_result
 
 KEYS = [
     "kind",
@@ -99,7 +99,7 @@ def test_any_value_at_any_key_is_taken_or_refused(
     if config is not None:
         path.write_text(dump_job(config), encoding="utf-8")
         assert load_job(path) == config
-        assert plan_result(config.plan())["steps"] == config.steps
+        assert plan_result(config.plan)["steps"] == config.steps
 
 
 @given(data=st.data())

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokendrop.config.drop import ConstantConfig, FullConfig, LinearConfig, MslgConfig, dropped_layers
+from tokendrop.config import experiment
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.layers import dropped_layers
 from tokendrop.config.load import dump, dump_job, load_job
 from tokendrop.config.model import BertConfig, GptConfig
 from tokendrop.errors import UserError
+from tokendrop.schedule.kept_length import Constant, Full, Linear, Mslg
+from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.scaling import Estimate, estimate
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -38,7 +42,8 @@ def test_every_job_loads_and_reads_back_equal_from_its_own_dump(job: Path, tmp_p
     config = load_job(job)
     again = reload(config, tmp_path)
     assert again == config
-    assert again.plan() == config.plan()
+    assert hash(again) == hash(config)
+    assert again.plan == config.plan
 
 
 def test_no_two_jobs_share_a_name() -> None:
@@ -52,32 +57,32 @@ def test_a_job_says_what_its_base_does_not(job: Path) -> None:
     assert (over.name, base.name) == ("random-ltd", "baseline")
     assert over.train.lr_clock != base.train.lr_clock
     assert over.train.peak_lr == base.train.peak_lr
-    assert isinstance(base.drop.schedule, FullConfig)
-    assert isinstance(over.drop.schedule, LinearConfig)
+    assert isinstance(base.drop.schedule, Full)
+    assert isinstance(over.drop.schedule, Linear)
 
 
 def test_overrides_reach_any_depth_and_the_last_one_wins(job: Path) -> None:
     config = load_job(job, ["seed=7", "train.peak_lr=3e-3", "drop.schedule.start=32", "seed=8", "track.uri=null"])
     assert config.seed == 8
     assert config.train.peak_lr == 3e-3
-    assert isinstance(config.drop.schedule, LinearConfig)
+    assert isinstance(config.drop.schedule, Linear)
     assert config.drop.schedule.start == 32
     assert config.track.uri is None
 
 
 def test_a_branch_may_be_overridden_whole(job: Path) -> None:
     config = load_job(job, ["drop.schedule={start: 96, until: 50%}"])
-    assert isinstance(config.drop.schedule, LinearConfig)
+    assert isinstance(config.drop.schedule, Linear)
     assert (config.drop.schedule.start, config.drop.schedule.increment) == (96, 32)
 
 
 def test_a_schedule_of_another_kind_replaces_the_one_below_it(job: Path, tmp_path: Path) -> None:
     by_override = load_job(job, ["drop.schedule={kind: constant, kept: 99}"])
-    assert by_override.drop.schedule == ConstantConfig(kept=99)
+    assert by_override.drop.schedule == Constant(kept=99)
     base = write(tmp_path, "linear.yaml", dump_job(load_job(job)))
     over = "drop: {schedule: {kind: mslg, start: 64, increment: 64, every: 5 steps}}"
     by_file = load_job(write(tmp_path, "over.yaml", f"base: {base}\n{over}"))
-    assert isinstance(by_file.drop.schedule, MslgConfig)
+    assert isinstance(by_file.drop.schedule, Mslg)
 
 
 def test_keys_beside_a_preset_win_over_it(job: Path) -> None:
@@ -137,7 +142,7 @@ def yaml_list(texts: list[str]) -> str:
 
 def test_workers_by_segment_are_taken_as_they_are_written(job: Path) -> None:
     config = load_job(job, ["scaling={mode: schedule, segments: [{from: 0, workers: 2}, {from: 40%, workers: 1}]}"])
-    plan = config.plan()
+    plan = config.plan
     assert plan.resizes == ((64, 2, 1),)
     assert {plan.at(step).workers for step in range(64)} == {2}
     assert {plan.at(step).workers for step in range(64, 160)} == {1}
@@ -152,25 +157,25 @@ def test_a_job_holds_its_profile_so_that_its_plan_needs_no_other_file(job: Path,
     assert second == first
     path.unlink()
     assert reload(second, tmp_path) == first
-    assert second.plan() == first.plan()
+    assert second.plan == first.plan
 
 
 def test_a_fixed_size_is_what_it_was_whatever_is_known_of_devices(job: Path) -> None:
-    assert load_job(job, ["scaling.profile=h200-8"]).plan() == load_job(job).plan()
+    assert load_job(job, ["scaling.profile=h200-8"]).plan == load_job(job).plan
 
 
 @pytest.mark.parametrize(
-    ("wish", "keeps"),
+    ("objective", "keeps"),
     [
         ("minimise: cost, deadline_hours: 110", lambda taken: taken.wall_clock_s <= 110 * 3600),
         ("minimise: time, budget_gpu_hours: 6100", lambda taken: taken.gpu_hours <= 6100),
         ("minimise: time, budget_usd: 8000", lambda taken: taken.cost <= 8000),
     ],
 )
-def test_a_wish_of_the_job_is_kept(wish: str, keeps: Callable[[Estimate], bool]) -> None:
-    scaling = f"scaling={{mode: fit_per_segment, profile: a100-40g-8, workers: 64, {wish}}}"
+def test_an_objective_of_the_job_is_met(objective: str, keeps: Callable[[Estimate], bool]) -> None:
+    scaling = f"scaling={{mode: fit_per_segment, profile: a100-40g-8, workers: 64, {objective}}}"
     config = load_job(JOBS / "paper" / "gpt3_1.3b_ltd.yaml", [scaling])
-    plan, fixed, profile = config.plan(), config.plan_fixed(), config.scaling.profile
+    plan, fixed, profile = config.plan, config.fixed_plan, config.scaling.profile
     assert profile is not None
     assert plan.resizes
     assert keeps(estimate(plan, profile))
@@ -188,16 +193,16 @@ def test_a_wish_of_the_job_is_kept(wish: str, keeps: Callable[[Estimate], bool])
     ],
 )
 def test_layers_are_left_whole_by_name_or_by_number(job: Path, whole: str, dropped: tuple[int, ...]) -> None:
-    config = load_job(job, [f"drop.whole_layers={whole}"])
-    assert dropped_layers(config.drop.spans(4)) == dropped
-    plan = config.plan()
+    config = load_job(job, [f"drop.full_length_layers={whole}"])
+    assert dropped_layers(config.drop.spans(4), 4) == dropped
+    plan = config.plan
     kept = sum(plan.at(step).kept_length for step in range(160))
     assert plan.layer_tokens(160) == 16 * (256 * 160 * (4 - len(dropped)) + kept * len(dropped))
 
 
 def test_kept_lengths_may_be_given_stage_by_stage(job: Path) -> None:
     stages = "[{at: 0, kept: 32}, {at: 12.6%, kept: 100}, {at: 50%, kept: 256}]"
-    plan = load_job(job, [f"drop.schedule={{kind: piecewise, stages: {stages}}}"]).plan()
+    plan = load_job(job, [f"drop.schedule={{kind: piecewise, stages: {stages}}}"]).plan
     assert [plan.at(step).kept_length for step in (0, 19, 20, 79, 80, 159)] == [32, 32, 100, 100, 256, 256]
 
 
@@ -226,3 +231,16 @@ def test_a_job_with_secrets_is_shown_and_written_without_them(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     assert load_job(written, ["track.uri=null"]).data.corpus == ("s3://bucket/x.jsonl",)
     assert load_job(written, to_run=False).track.uri == "https://<hidden>@host"
+
+
+def test_the_plan_of_a_job_is_laid_out_once(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out: list[int] = []
+
+    def counted(**parts: Any) -> RunPlan:
+        laid_out.append(parts["steps"])
+        return build_plan(**parts)
+
+    monkeypatch.setattr(experiment, "build_plan", counted)
+    config = load_job(job)
+    assert config.plan is config.plan == config.fixed_plan
+    assert laid_out == [config.steps]

@@ -54,8 +54,8 @@ MISTAKES = {
     "model=gpt": "model: want a mapping of keys, got 'gpt'",
     "data.corpus=python": "data.corpus: want a list, got 'python'",
     "data.corpus=[python, 3]": "data.corpus[1]: want text, got 3",
-    "drop.whole_layers=[0, x]": "drop.whole_layers[1]: want a whole number, got 'x'",
-    "drop.whole_layers=middle": "drop.whole_layers: want one of none, first, last, first_and_last",
+    "drop.full_length_layers=[0, x]": "drop.full_length_layers[1]: want a whole number, got 'x'",
+    "drop.full_length_layers=middle": "drop.full_length_layers: want one of none, first, last, first_and_last",
     # numbers that are none
     "train.peak_lr=.inf": "train.peak_lr: want a number below 2**63, got inf",
     "train.peak_lr=.nan": "train.peak_lr: want a number, got nan",
@@ -124,7 +124,7 @@ MISTAKES = {
     "drop.schedule={kind: constant, kept: 257}": "drop.schedule: a kept length of 257 is over",
     "drop.schedule={kind: mslg, start: 8, increment: 8, every: 1 step, full: 999}": "drop.schedule: a kept length",
     "drop.schedule={kind: piecewise, stages: []}": "drop.schedule: want a first stage at step 0",
-    "drop.whole_layers=[4]": "drop.whole_layers: want numbers of 4 layers, got [4]",
+    "drop.full_length_layers=[4]": "drop.full_length_layers: want numbers of 4 layers, got [4]",
     # workers
     "scaling.deadline_hours=2": "scaling: mode is 'fixed', so segments, min_workers",
     "scaling.mode=elastic": "scaling.mode: want one of fixed, schedule, fit_per_segment",

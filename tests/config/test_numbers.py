@@ -11,10 +11,10 @@ import psutil
 import pytest
 import yaml
 
+from tokendrop.cli.plan import plan_result, plan_text
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.errors import UserError
 from tokendrop.launch.memory import check_memory
-from tokendrop.render import plan_result, plan_text
 
 SOON_S = 8.0  # a few seconds, on a machine that does other things too
 
@@ -24,7 +24,8 @@ KINDS = {
     "given": ["scaling={mode: schedule, segments: [{from: 0%, workers: 1}, {from: 50%, workers: 2}]}"],
     "mslg": ["drop.schedule={kind: mslg, start: 64, increment: 32, every: 5 steps, full: 200}"],
     "piecewise": [
-        "drop={schedule: {kind: piecewise, stages: [{at: 0, kept: 8}, {at: 50%, kept: 99}]}, whole_layers: [0, -1]}"
+        "drop={schedule: {kind: piecewise, stages: [{at: 0, kept: 8}, {at: 50%, kept: 99}]},"
+        " full_length_layers: [0, -1]}"
     ],
     "bert": [
         "model={kind: bert, layers: 3, width: 64, heads: 2, sequence_length: 64, vocab_size: 300}",
@@ -51,9 +52,9 @@ def planned(path: Path, *overrides: str) -> str | None:
     since = time.monotonic()
     try:
         config = load_job(path, overrides)
-        with_prices = {"fixed": config.plan_fixed(), "profile": config.scaling.profile}
-        plan_result(config.plan(), **with_prices)
-        plan_text(config.name, config.plan(), **with_prices)
+        with_prices = {"fixed": config.fixed_plan, "profile": config.scaling.profile}
+        plan_result(config.plan, **with_prices)
+        plan_text(config.name, config.plan, **with_prices)
         return None
     except UserError as error:
         return str(error)[:600]

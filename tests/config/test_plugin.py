@@ -9,7 +9,7 @@ import torch
 
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.errors import UserError
-from tokendrop.launch.worker import build_engine
+from tokendrop.train.worker import build_engine
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "jobs" / "examples" / "every_other_layer.yaml"
@@ -24,7 +24,7 @@ def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_drops_by_a_method_that_is_a_file(tmp_path: Path) -> None:
     config = load_job(EXAMPLE, ["model.layers=6"])
     assert config.drop.spans(6) == ((1, 1), (3, 3))
-    plan = config.plan()
+    plan = config.plan
     assert plan.dropped_layers == (1, 3)
     _, dropping = build_engine(config, torch.device("cpu"))
     assert dropping is not None
@@ -49,8 +49,15 @@ def test_a_method_may_be_in_a_module_that_can_be_imported(tmp_path: Path, monkey
     [
         ("jobs/examples/none.py:EveryOtherLayer", "drop.method: no file jobs/examples/none.py in "),
         ("no_such_module:Method", "drop.method: can't import no_such_module (ModuleNotFoundError: No module named"),
-        ("jobs/examples/every_other_layer.py:Other", "drop.method: want a dataclass Other with a field"),
-        ("jobs/examples/every_other_layer.py:Uniform", "drop.method: want a dataclass Uniform with a field 'method'"),
+        (
+            "jobs/examples/every_other_layer.py:Other",
+            "drop.method: want a whole class below DropMethod as Other in jobs/examples/every_",
+        ),
+        ("jobs/examples/every_other_layer.py:DropMethod", "drop.method: want a whole class below DropMethod as Drop"),
+        (
+            "jobs/examples/every_other_layer.py:Uniform",
+            "drop.method: want a whole class below DropMethod as Uniform in ",
+        ),
     ],
 )
 def test_a_method_that_is_not_there_is_named(method: str, said: str) -> None:
@@ -74,3 +81,30 @@ def test_a_file_that_fails_as_it_is_imported_is_told_in_one_sentence(tmp_path: P
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.endswith("drop.method: can't import broken.py (RuntimeError: no luck)\n")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_key_of_a_type_that_no_job_has_is_named(tmp_path: Path) -> None:
+    source = (EXAMPLE.parent / "every_other_layer.py").read_text()
+    (tmp_path / "mine.py").write_text(
+        source.replace("recent: int = 4", "recent: list[int] = field(default_factory=list)")
+    )
+    text = (tmp_path / "mine.py").read_text().replace("import dataclass, replace", "import dataclass, field, replace")
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=r"drop\.recent: a key can't be of type list\[int\]; want bool, str"):
+        load_job(EXAMPLE, [f"drop.method={tmp_path}/mine.py:EveryOtherLayer", "drop.recent=[1]"])
+
+
+@pytest.mark.usefixtures("at_root")
+def test_a_file_that_is_gone_is_found_beside_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    (run / "own").mkdir(parents=True)
+    (run / "job.yaml").write_text(dump_job(load_job(EXAMPLE)))
+    (run / "own" / "jobs__examples__every_other_layer.py").write_text(EXAMPLE.with_suffix(".py").read_text())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"TOKENDROP_RUN_COPIES=1 runs the copy in .*/run/own/jobs__ex.*should trust"):
+        load_job(run / "job.yaml")
+    monkeypatch.setenv("TOKENDROP_RUN_COPIES", "1")
+    assert load_job(run / "job.yaml").drop.spans(4) == ((1, 1),)
+    (run / "own" / "jobs__examples__every_other_layer.py").unlink()
+    with pytest.raises(UserError, match=r"no file jobs/examples/every_other_layer\.py in"):
+        load_job(run / "job.yaml")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokendrop.data.ahead import Ahead
+from tokendrop.data.read.prefetch import Prefetcher
 
 keys = st.integers(0, 5)
 
@@ -18,7 +18,7 @@ def test_each_key_gets_its_own_value_or_error_whatever_was_said_to_come_next(ask
             raise KeyError(key)
         return key * 10
 
-    ahead = Ahead(make)
+    ahead = Prefetcher(make)
     for key, then in asked:
         if key == 3:
             with pytest.raises(KeyError, match="3"):
@@ -37,7 +37,7 @@ def test_the_next_is_made_before_it_is_asked_for_and_once() -> None:
             is_made.set()
         return key
 
-    ahead = Ahead(make)
+    ahead = Prefetcher(make)
     assert ahead.get(1, then=2) == 1
     assert is_made.wait(10)
     assert ahead.get(2, then=3) == 2
@@ -46,7 +46,7 @@ def test_the_next_is_made_before_it_is_asked_for_and_once() -> None:
 
 def test_its_thread_ends_with_it() -> None:
     before = set(threading.enumerate())
-    ahead = Ahead(str)
+    ahead = Prefetcher(str)
     ahead.get(1, then=2)
     (thread,) = set(threading.enumerate()) - before
     del ahead

@@ -5,10 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokendrop.data.batches import MicroBatches, text_batch
-from tokendrop.data.order import ROW_BITS, Committed, SampleOrder, rows_of
+from tokendrop.data.read.batches import MicroBatches
+from tokendrop.data.read.order import ROW_BITS, SampleOrder, rows_of
+from tokendrop.data.shards.format import Committed
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.batch import BatchSplit
+from tokendrop.tasks.causal_lm import text_batch
 
 SEQUENCE = 6
 

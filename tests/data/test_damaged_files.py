@@ -20,15 +20,15 @@ from corpora import byte_tokenizer, documents, json_lines
 from damage import mutated
 from folders import Document, write_folder
 from records import form, read
-from tokendrop.data.inspection import count_tokens, find_sample
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.order import ROW_BITS
-from tokendrop.data.records import read_records
-from tokendrop.data.rows import Rows
-from tokendrop.data.shard_files import map_shard, read_documents
-from tokendrop.data.shards import MANIFEST, SHARDS, SPLITS, write_shard
-from tokendrop.data.sources import list_files
-from tokendrop.data.verify import verify
+from tokendrop.data.corpus.records import read_records
+from tokendrop.data.corpus.sources import list_files
+from tokendrop.data.read.inspection import count_tokens, find_sample
+from tokendrop.data.read.order import ROW_BITS
+from tokendrop.data.read.row_reader import Rows
+from tokendrop.data.shards.files import map_shard, read_documents
+from tokendrop.data.shards.format import MANIFEST, SHARDS, SPLITS, write_shard
+from tokendrop.data.shards.manifest import read_manifest
+from tokendrop.data.shards.verify import verify
 from tokendrop.errors import DamagedDataError, UserError
 
 FIXED = settings(derandomize=True, max_examples=150)
@@ -111,7 +111,7 @@ def test_damaged_lines_give_the_records_before_the_damage_and_say_what_follows(s
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "0123456789abcdef"
-    texts = [Document([n] * 5, split=SPLITS[n % 7 == 6], set="ab"[n % 2]) for n in range(1, 60)]
+    texts = [Document([n] * 5, split=SPLITS[n % 7 == 6], subset="ab"[n % 2]) for n in range(1, 60)]
     tokenizer = byte_tokenizer(folder.parent / "bytes.json").read_text()
     write_folder(folder, [("web", texts[:40]), ("books", texts[40:])], rows_per_shard=16, tokenizer=tokenizer)
     return folder
@@ -195,12 +195,12 @@ def test_no_bit_of_a_shard_ends_the_process_or_makes_another_row(tmp_path):
     rows=st.integers(1, 40),
     length=st.integers(1, 40),
     kind=st.sampled_from([np.uint16, np.uint32]),
-    sets=st.lists(st.text(max_size=5), max_size=5),
+    subsets=st.lists(st.text(max_size=5), max_size=5),
 )
-def test_rows_lie_where_pyarrow_finds_them(rows, length, kind, sets):
+def test_rows_lie_where_pyarrow_finds_them(rows, length, kind, subsets):
     chance = np.random.default_rng(rows * length)
     rows_NT = chance.integers(0, np.iinfo(kind).max, (rows, length), kind, endpoint=True)
-    names = pa.array([[{"set": name, "n": 1} for name in sets]] * rows)
+    names = pa.array([[{"subset": name, "n": 1} for name in subsets]] * rows)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard.arrow"
         write_shard(path, rows_NT, names)

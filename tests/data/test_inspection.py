@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from corpora import END_OF_TEXT, byte_tokenizer, documents, tiny_job
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
-from tokendrop.data.inspection import Sample, count_tokens, find_sample
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.order import ROW_BITS
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import MANIFEST, REJECTED, SHARDS, SPLITS, TOKENIZER
-from tokendrop.data.verify import verify
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.read.inspection import Sample, count_tokens, find_sample
+from tokendrop.data.read.order import ROW_BITS
+from tokendrop.data.shards.format import MANIFEST, REJECTED, SHARDS, SPLITS, TOKENIZER
+from tokendrop.data.shards.manifest import read_manifest
+from tokendrop.data.shards.verify import verify
 from tokendrop.errors import UserError
 from tokendrop.train.sealed import seal_text
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 ROW = 33
-SETS = ["Github", "Wikipedia (en)", ""]
+SUBSETS = ["Github", "Wikipedia (en)", ""]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Prepared:
         return tokenizer.encode(self.texts[file, record] + END_OF_TEXT).ids
 
     def set_of(self, file: str, record: int) -> str:
-        return SETS[(record + len(file)) % len(SETS)]
+        return SUBSETS[(record + len(file)) % len(SUBSETS)]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_each_row_is_the_tokens_of_the_documents_that_it_names(prepared, samples
         assert len(sample.tokens) == ROW
         assert sample.begins_inside == (sample.documents[0].start < 0)
         for document in sample.documents:
-            assert document.set == prepared.set_of(document.file, document.record)
+            assert document.subset == prepared.set_of(document.file, document.record)
         for file, record, first, tokens in parts(sample):
             assert list(tokens) == prepared.tokens_of(file, record)[first : first + len(tokens)]
             assert Path(file).name.startswith(sample.source)
@@ -155,15 +155,15 @@ def test_counts_are_those_of_the_documents_in_rows(prepared, samples):
             if not first:
                 begun[name] += 1
                 sizes[name] += len(prepared.texts[file, record].encode())
-    assert {line.name: (line.documents, line.tokens, line.bytes) for line in stats.sets} == {
-        name: (begun[name], tokens[name], sizes[name]) for name in SETS
+    assert {line.name: (line.documents, line.tokens, line.bytes) for line in stats.subsets} == {
+        name: (begun[name], tokens[name], sizes[name]) for name in SUBSETS
     }
     assert {line.name: line.tokens for line in stats.sources} == by_source
     assert stats.total.tokens == ROW * len(samples)
     assert stats.is_complete
     assert stats.rejected == 3
     assert stats.rows == Counter(sample.split for sample in samples)
-    for lines in (stats.sets, stats.sources):
+    for lines in (stats.subsets, stats.sources):
         assert sum(line.share for line in lines) == pytest.approx(1)
         assert all(line.tokens_per_byte == line.tokens / line.bytes for line in lines)
 
@@ -171,7 +171,7 @@ def test_counts_are_those_of_the_documents_in_rows(prepared, samples):
 def test_counts_grow_to_those_of_the_end_while_preparation_goes_on(prepared, tmp_path):
     folder = tmp_path / "growing"
     shutil.copytree(prepared.folder, folder)
-    replace(read_manifest(folder).header, is_complete=False, documents=0, rejected=0, rows=(), sets=()).write(folder)
+    replace(read_manifest(folder).header, is_complete=False, documents=0, rejected=0, rows=(), subsets=()).write(folder)
     lines = (folder / SHARDS).read_bytes().splitlines(keepends=True)
     (folder / REJECTED).rename(tmp_path / REJECTED)
     tokens = []
@@ -270,7 +270,7 @@ def test_commands_take_a_folder_its_manifest_or_a_run(prepared, tmp_path, capsys
 
 
 def test_what_is_printed_moves_no_cursor(prepared, capsys, samples):
-    from tokendrop.render_data import printable
+    from tokendrop.cli.data import printable
 
     assert printable("a\x1b[2Jb\r\n\tc\u2028 東京 🚢") == "a\\x1b[2Jb\\r\n\tc\\u2028 東京 🚢"
     inside = next(sample for sample in samples if sample.begins_inside and sample.split == "train")

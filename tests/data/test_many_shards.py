@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tokendrop.data.manifest as manifest_module
+import tokendrop.data.shards.manifest as manifest_module
 from folders import Document, blocks, open_writer, write_folder
-from tokendrop.data.inspection import count_tokens
-from tokendrop.data.manifest import ManifestReader, order_lines, read_manifest
-from tokendrop.data.order import ROW_BITS
-from tokendrop.data.rows import Rows
-from tokendrop.data.shard_files import check_files
-from tokendrop.data.shards import FORMAT, SHARDS, Header, SetCounts, shard_name, total
+from tokendrop.data.read.inspection import count_tokens
+from tokendrop.data.read.order import ROW_BITS
+from tokendrop.data.read.row_reader import Rows
+from tokendrop.data.shards.files import check_files
+from tokendrop.data.shards.format import FORMAT, SHARDS, Header, SubsetCounts, shard_name, total
+from tokendrop.data.shards.manifest import ManifestReader, order_lines, read_manifest
 
-SETS = [f"set number {number}" for number in range(22)]
+SUBSETS = [f"set number {number}" for number in range(22)]
 
 
-def write_lines(folder: Path, shards: int, *, sets: list[str], sources: tuple[str, ...] = ("corpus",)) -> None:
+def write_lines(folder: Path, shards: int, *, subsets: list[str], sources: tuple[str, ...] = ("corpus",)) -> None:
     """The manifest of a folder without its files; sources take turns."""
     folder.mkdir()
     Header(
@@ -37,20 +37,20 @@ def write_lines(folder: Path, shards: int, *, sets: list[str], sources: tuple[st
         sources=sources,
         files=("x",),
     ).write(folder)
-    counts = json.dumps([{"set": one, "documents": 123, "tokens": 381_234, "bytes": 1_723_232} for one in sets])
+    counts = json.dumps([{"subset": one, "documents": 123, "tokens": 381_234, "bytes": 1_723_232} for one in subsets])
     with (folder / SHARDS).open("w") as file:
         for line in range(shards):
             number, turn = divmod(line, len(sources))
             name = shard_name(sources[turn], "train", number)
             file.write(
                 f'{{"source": "{sources[turn]}", "split": "train", "file": "{name}",'
-                f' "rows": 4096, "bytes": {10**7 + number}, "sha256": "{line:064x}", "sets": {counts},'
+                f' "rows": 4096, "bytes": {10**7 + number}, "sha256": "{line:064x}", "subsets": {counts},'
                 f' "next": {{"file": 0, "record": {number}, "token": 77, "seen": {number}}}}}\n'
             )
 
 
 def test_forty_thousand_shards_of_22_sets_open_in_half_a_second(tmp_path):
-    write_lines(tmp_path / "many", 40_000, sets=SETS)
+    write_lines(tmp_path / "many", 40_000, subsets=SUBSETS)
     spent = []
     for _ in range(3):
         before = time.process_time()  # of this process alone: other ones may be busy
@@ -62,7 +62,7 @@ def test_forty_thousand_shards_of_22_sets_open_in_half_a_second(tmp_path):
 
 def test_shards_are_in_the_order_of_their_numbers_beyond_five_digits(tmp_path):
     folder, sources = tmp_path / "long", ("b", "a")
-    write_lines(folder, 2 * 100_002, sets=[], sources=sources)
+    write_lines(folder, 2 * 100_002, subsets=[], sources=sources)
     order_lines(folder)
     last = read_manifest(folder).of("a", "train")[99_998:]
     assert [shard.file for shard in last] == [shard_name("a", "train", number) for number in range(99_998, 100_002)]
@@ -89,7 +89,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 
 FILES = [
-    (source, [Document([n] * 5, split="validation" if n % 5 == 0 else "train", set="xy"[n % 2]) for n in range(40)])
+    (source, [Document([n] * 5, split="validation" if n % 5 == 0 else "train", subset="xy"[n % 2]) for n in range(40)])
     for source in ("a", "b")
 ]
 
@@ -157,8 +157,8 @@ def test_no_shard_is_looked_at_twice(tmp_path, monkeypatch):
 def test_counts_read_as_columns_are_those_of_the_lines(tmp_path):
     write_folder(tmp_path, FILES, rows_per_shard=3)
     lines = [json.loads(line) for line in (tmp_path / SHARDS).read_text().splitlines()]
-    expected = total(SetCounts(**one) for line in lines for one in line["sets"])
-    found = count_tokens(tmp_path).sets
+    expected = total(SubsetCounts(**one) for line in lines for one in line["subsets"])
+    found = count_tokens(tmp_path).subsets
     assert [(one.name, one.documents, one.tokens, one.bytes) for one in found] == [
-        (one.set, one.documents, one.tokens, one.bytes) for one in expected
+        (one.subset, one.documents, one.tokens, one.bytes) for one in expected
     ]

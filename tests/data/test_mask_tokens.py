@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tokendrop.data.mask_tokens import IGNORED, choose_masked, mask_tokens
+from tokendrop.data.read.mask_tokens import IGNORED, choose_masked, mask_tokens
 
 SHARE = st.floats(0.01, 1.0)
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokendrop.data.order import ROW_BITS, Committed, NotPreparedError, SampleOrder, first_ids, rows_of
+from tokendrop.data.read.order import ROW_BITS, NotPreparedError, SampleOrder, first_ids, rows_of
+from tokendrop.data.shards.format import Committed
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 SIZES = st.integers(1, 3000)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokendrop.data.pack import Documents, Packed, Packer
+from tokendrop.data.prepare.pack import Documents, Packed, Packer
 
 CORPUS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["", "web", "code"])), max_size=30)
 
@@ -18,7 +18,7 @@ def documents(corpus: list[tuple[int, str]], first: int, last: int) -> Documents
     return Documents(
         tokens_N=np.repeat(numbers, lengths).astype(np.uint16),
         lengths_D=lengths,
-        sets_D=[name for _, name in corpus[first:last]],
+        subsets_D=[name for _, name in corpus[first:last]],
         files_D=numbers // 10,
         records_D=numbers + 1,
         seen_D=numbers,
@@ -61,7 +61,7 @@ def test_a_row_names_the_document_of_each_of_its_tokens(corpus, row_length, coun
                 number = part["record"] - 1
                 assert set(row[start:end]) == {number}
                 assert part["file"] == number // 10
-                assert part["set"] == corpus[number][1]
+                assert part["subset"] == corpus[number][1]
                 assert part["start"] >= start - corpus[number][0]
 
 
@@ -70,10 +70,10 @@ def test_counts_add_up_to_the_tokens_in_rows_and_the_documents_that_begin_there(
     groups = pack(Packer(row_length), corpus, count=count, cuts=[])
     tokens, begun, sizes = Counter(), Counter(), Counter()
     for group in groups:
-        for one in group.sets:
-            tokens[one.set] += one.tokens
-            begun[one.set] += one.documents
-            sizes[one.set] += one.bytes
+        for one in group.subsets:
+            tokens[one.subset] += one.tokens
+            begun[one.subset] += one.documents
+            sizes[one.subset] += one.bytes
     flat = [number for group in groups for number in group.rows_NT.ravel().tolist()]
     assert tokens == Counter(corpus[number][1] for number in flat)
     assert begun == Counter(corpus[number][1] for number in set(flat))

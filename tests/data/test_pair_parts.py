@@ -8,9 +8,9 @@ from hypothesis.extra import numpy as hnp
 from transformers import BertTokenizerFast
 
 from pairs import LENGTH, write_vocabulary
-from tokendrop.data.encoder import Encoder
-from tokendrop.data.pair_rows import Runs
-from tokendrop.data.pairs import (
+from tokendrop.data.prepare.encoder import Encoder
+from tokendrop.data.read.pair_runs import Runs
+from tokendrop.data.read.pairs import (
     Pairs,
     arrange,
     replace_seconds,

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairs import as_documents
-from tokendrop.data.pack import Documents
-from tokendrop.data.pair_rows import PairPacker, pair_row_length, read_runs
+from tokendrop.data.prepare.pack import Documents
+from tokendrop.data.prepare.pair_rows import PairPacker
+from tokendrop.data.read.pair_runs import pair_row_length, read_runs
 
 SENTENCES = st.lists(st.one_of(st.integers(0, 6), st.integers(0, 40)), max_size=25)
 DOCUMENTS = st.lists(SENTENCES, min_size=1, max_size=12)
@@ -99,7 +100,7 @@ def some(documents: Documents, first: int, stop: int) -> Documents:
     return Documents(
         documents.tokens_N[start:end],
         documents.lengths_D[first:stop],
-        documents.sets_D[first:stop],
+        documents.subsets_D[first:stop],
         documents.files_D[first:stop],
         documents.records_D[first:stop],
         documents.seen_D[first:stop],
@@ -122,14 +123,14 @@ def test_rows_say_whose_they_are_and_sets_are_counted(sentences, length):
         (one,) = origin
         number = 5 * one["file"] + one["record"] - 1
         assert row[1] + one["start"] == firsts[number]
-        assert one["set"] == documents.sets_D[number]
-        tokens[one["set"]] += row[0]
-        begun.setdefault(one["set"], set()).add(number)
-    for counts in packed.sets:
-        assert counts.tokens == tokens[counts.set]
-        assert counts.documents == len(begun[counts.set])
-        assert counts.bytes == sum(number + 100 for number in begun[counts.set])
-    assert {counts.set for counts in packed.sets} == set(tokens)
+        assert one["subset"] == documents.subsets_D[number]
+        tokens[one["subset"]] += row[0]
+        begun.setdefault(one["subset"], set()).add(number)
+    for counts in packed.subsets:
+        assert counts.tokens == tokens[counts.subset]
+        assert counts.documents == len(begun[counts.subset])
+        assert counts.bytes == sum(number + 100 for number in begun[counts.subset])
+    assert {counts.subset for counts in packed.subsets} == set(tokens)
 
 
 def test_without_short_rows_each_is_as_full_as_whole_sentences_make_it():

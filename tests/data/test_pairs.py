@@ -10,17 +10,17 @@ from tokenizers import Tokenizer
 
 from pairs import LENGTH, texts, write_pairs
 from tokendrop.config.data import PairsConfig
-from tokendrop.data.batches import MicroBatches, pair_batch
-from tokendrop.data.encoder import Encoder
-from tokendrop.data.mask_tokens import IGNORED
-from tokendrop.data.order import ROW_BITS, SampleOrder, first_ids
-from tokendrop.data.pairs import (
+from tokendrop.data.prepare.encoder import Encoder
+from tokendrop.data.read.batches import MicroBatches, pair_batch
+from tokendrop.data.read.mask_tokens import IGNORED
+from tokendrop.data.read.order import ROW_BITS, SampleOrder, first_ids
+from tokendrop.data.read.pairs import (
     PairMaker,
     PairSamples,
     held_out_pairs,
 )
-from tokendrop.data.rows import FAILED, Rows
-from tokendrop.data.shards import MANIFEST, SHARDS
+from tokendrop.data.read.row_reader import FAILED, Rows
+from tokendrop.data.shards.format import MANIFEST, SHARDS
 from tokendrop.data.tokenizer import load_tokenizer, pair_vocabulary
 from tokendrop.models.batch import BertBatch
 from tokendrop.schedule.batch import BatchSplit

@@ -21,13 +21,13 @@ from corpora import byte_tokenizer, documents, json_lines, tiny_job, write_corpu
 from folders import bytes_of
 from preparing import ROW, prepared, sides
 from tokendrop.config.load import load_job
-from tokendrop.data import pipeline, stages
-from tokendrop.data.manifest import read_counts, read_manifest, sum_by_set
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.records import RecordForm
-from tokendrop.data.shards import MANIFEST, REJECTED, SPLITS
-from tokendrop.data.sources import list_files
-from tokendrop.data.stages import Work
+from tokendrop.data.corpus.records import RecordForm
+from tokendrop.data.corpus.sources import list_files
+from tokendrop.data.prepare import pipeline, stages
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.prepare.stages import Work
+from tokendrop.data.shards.format import MANIFEST, REJECTED, SPLITS
+from tokendrop.data.shards.manifest import read_counts, read_manifest, sum_by_subset
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import source_path
 
@@ -90,7 +90,7 @@ def test_shards_are_the_same_bytes_whatever_the_blocks_the_files_and_the_cores(
 def test_no_block_holds_more_than_it_may_however_long_the_corpus(tmp_path):
     texts = [*documents(500, words=3), "long " * 1000, *[""] * 200]
     (file,) = list_files((str(write_corpus(tmp_path / "corpus.jsonl", texts)),), cache=tmp_path)
-    form = RecordForm(text_key="text", set_key="", only=frozenset(), max_document_bytes=2**20)
+    form = RecordForm(text_key="text", subset_key="", only=frozenset(), max_document_bytes=2**20)
     blocks = [
         block.column("text").to_pylist()
         for block in stages._read({"item": [0]}, work=[Work(0, file, form, 0)], block=(1000, 30))
@@ -213,10 +213,12 @@ def test_a_mixture_keeps_its_sources_apart_and_counts_their_sets(tmp_path, real_
     job = tiny_job(tmp_path, [], data={"sources": sources, "corpus": [], "test_share": 0.1})
     manifest = read_counts(prepare(load_job(job)))
     assert manifest.header.sources == ("wiki", "code")
-    assert [one.set for one in manifest.header.sets] == ["Github", "StackExchange", "Wikipedia (en)"]
-    for source, sets in (("wiki", {"Wikipedia (en)"}), ("code", {"Github", "StackExchange"})):
-        assert {one.set for split in SPLITS for one in sum_by_set(manifest.stream(source, split))} == sets
-    assert sum(one.tokens for one in manifest.header.sets) == manifest.header.tokens == sum(manifest.header.rows) * ROW
+    assert [one.subset for one in manifest.header.subsets] == ["Github", "StackExchange", "Wikipedia (en)"]
+    for source, subsets in (("wiki", {"Wikipedia (en)"}), ("code", {"Github", "StackExchange"})):
+        assert {one.subset for split in SPLITS for one in sum_by_subset(manifest.stream(source, split))} == subsets
+    assert (
+        sum(one.tokens for one in manifest.header.subsets) == manifest.header.tokens == sum(manifest.header.rows) * ROW
+    )
 
 
 def test_a_corpus_in_an_object_store_gives_the_bytes_of_the_local_one(tmp_path):
@@ -258,7 +260,7 @@ def test_a_bad_line_is_recorded_and_stops_nothing_where_it_may_be(tmp_path):
 def test_the_corpus_that_comes_with_python_is_written_once_and_can_be_prepared(tmp_path):
     tokenizer = byte_tokenizer(tmp_path / "tokenizer.json")
     folder = prepared(tmp_path, ["python"], tokenizer)
-    assert sum(one.bytes for one in read_manifest(folder).header.sets) > 2_000_000
+    assert sum(one.bytes for one in read_manifest(folder).header.subsets) > 2_000_000
     (source,) = (tmp_path / "runs" / "data").glob("python-*")
     before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
     assert len(before) == 4

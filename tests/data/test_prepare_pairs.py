@@ -9,18 +9,18 @@ import torch
 
 from corpora import byte_tokenizer, tiny_job, write_corpus
 from pairs import LENGTH, texts, write_vocabulary
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
-from tokendrop.data.batches import MicroBatches, pair_batch
-from tokendrop.data.encoder import Encoder
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.mask_tokens import IGNORED
-from tokendrop.data.pair_rows import pair_row_length, read_runs
-from tokendrop.data.pairs import PairMaker, PairSamples, held_out_pairs
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.rows import Rows, held_out_ids, sample_order
-from tokendrop.data.shards import TOKENIZER
+from tokendrop.data.prepare.encoder import Encoder
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.read.batches import MicroBatches, pair_batch
+from tokendrop.data.read.mask_tokens import IGNORED
+from tokendrop.data.read.pair_runs import pair_row_length, read_runs
+from tokendrop.data.read.pairs import PairMaker, PairSamples, held_out_pairs
+from tokendrop.data.read.row_reader import Rows, held_out_ids, sample_order
+from tokendrop.data.shards.format import TOKENIZER
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.data.tokenizer import PAIR_TOKENS, load_tokenizer, pair_vocabulary
 from tokendrop.errors import UserError
 
@@ -73,7 +73,7 @@ def test_rows_are_the_documents_by_their_tokenizer_and_batches_are_read_from_the
         partial(pair_batch, pairs=make),
         train=PairSamples(train, sample_order(config.data, seed=seed), pairs, seed=seed),
         validation=held_out_pairs(validation, held_out_ids(config.data, validation.committed, 4), pairs, seed=seed),
-        split=config.plan().batch,
+        split=config.plan.batch,
         rank=0,
     )
     for batch in [*batches.of_step(0), *(batch for batch, _ in batches.validation())]:

@@ -11,9 +11,9 @@ from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
 from preparing import prepared, sides, streams
 from tokendrop.config.load import load_job
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import TOKENIZER
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.shards.format import TOKENIZER
+from tokendrop.data.shards.manifest import read_manifest
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from corpora import json_lines, write_corpus
 from records import LINES, TABLES, read, texts_of, write_rows
-from tokendrop.data.records import Record
-from tokendrop.data.sources import SUFFIXES
+from tokendrop.data.corpus.records import Record
+from tokendrop.data.corpus.sources import SUFFIXES
 from tokendrop.errors import UserError
 
 # --- whole files ---
@@ -137,11 +137,11 @@ def test_the_sets_of_a_real_sample_are_those_that_its_lines_name(real_data):
         json.loads(line)["meta"]["pile_set_name"] for line in zstandard.open(path, "rb").read().splitlines()
     )
     records = read(path)
-    assert Counter(record.set for record in records) == named
+    assert Counter(record.subset for record in records) == named
     assert len(records) == 4262
     assert {record.reason for record in records} == {""}
     some = ("ArXiv", "Wikipedia (en)")
-    assert read(path, only=some) == [record for record in records if record.set in some]
+    assert read(path, only=some) == [record for record in records if record.subset in some]
     assert read(path, after=4000) == records[4000:]
 
 
@@ -151,22 +151,25 @@ def test_the_sets_of_a_real_sample_are_those_that_its_lines_name(real_data):
 @pytest.mark.parametrize("suffix", LINES + TABLES)
 def test_dots_in_a_key_reach_into_fields_and_a_name_with_dots_comes_first(tmp_path, suffix):
     rows = [
-        {"doc": {"body": {"text": "a"}}, "meta": {"set": "inner"}, "meta.name": "outer"},
+        {"doc": {"body": {"text": "a"}}, "meta": {"subset": "inner"}, "meta.name": "outer"},
         {"doc": {"body": {"text": "b"}}, "meta": None, "meta.name": None},
     ]
     path = write_rows(tmp_path / f"corpus{suffix}", rows)
-    assert read(path, text_key="doc.body.text", set_key="meta.set") == [Record(1, "a", "inner"), Record(2, "b", "")]
-    assert read(path, text_key="doc.body.text", set_key="meta.name") == [Record(1, "a", "outer"), Record(2, "b", "")]
+    assert read(path, text_key="doc.body.text", subset_key="meta.subset") == [
+        Record(1, "a", "inner"),
+        Record(2, "b", ""),
+    ]
+    assert read(path, text_key="doc.body.text", subset_key="meta.name") == [Record(1, "a", "outer"), Record(2, "b", "")]
     for absent in ("nothing", "meta.nothing", "doc.body.text.more", "nothing.at.all"):
-        assert [record.set for record in read(path, text_key="doc.body.text", set_key=absent)] == ["", ""]
+        assert [record.subset for record in read(path, text_key="doc.body.text", subset_key=absent)] == ["", ""]
 
 
 @pytest.mark.parametrize("suffix", LINES + TABLES)
 @pytest.mark.parametrize("name", [3, True, ["Books"], {"of": "Books"}])
 def test_a_set_that_is_no_text_is_rejected(tmp_path, suffix, name):
-    (record,) = read(write_rows(tmp_path / f"corpus{suffix}", [{"text": "a", "set": name}]), set_key="set")
-    assert (record.text, record.set) == ("", "")
-    assert record.reason.startswith("want text in 'set', got ")
+    (record,) = read(write_rows(tmp_path / f"corpus{suffix}", [{"text": "a", "subset": name}]), subset_key="subset")
+    assert (record.text, record.subset) == ("", "")
+    assert record.reason.startswith("want text in 'subset', got ")
 
 
 @pytest.mark.parametrize("suffix", TABLES)

@@ -8,8 +8,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokendrop.data.encoder import Encoder
-from tokendrop.data.sentences import split_sentences
+from tokendrop.data.prepare.encoder import Encoder
+from tokendrop.data.prepare.sentences import split_sentences
 from tokendrop.data.tokenizer import load_tokenizer
 
 LIKELY = st.text(st.sampled_from(list("aBé.!?…。\n\t \"”)1'")), max_size=60)

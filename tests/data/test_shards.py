@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from folders import Document, blocks, data_config, numbered_rows, open_writer, write_folder
+from tokendrop.atomic import atomic_folder, atomic_write
 from tokendrop.config.data import SourceConfig
-from tokendrop.data.commit import appearing, write_whole
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.order import ROW_BITS, NotPreparedError, first_ids
-from tokendrop.data.rows import FAILED, MappedSamples, Rows, held_out_ids, sample_order
-from tokendrop.data.shard_files import check_files, read_documents
-from tokendrop.data.shards import FORMAT, MANIFEST, SHARDS, TOKENIZER
+from tokendrop.data.read.order import ROW_BITS, NotPreparedError, first_ids
+from tokendrop.data.read.row_reader import FAILED, MappedSamples, Rows, held_out_ids, sample_order
+from tokendrop.data.shards.files import check_files, read_documents
+from tokendrop.data.shards.format import FORMAT, MANIFEST, SHARDS, TOKENIZER
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import DamagedDataError, UserError
 
 FINGERPRINT = "0123456789abcdef"  # the name of a folder that preparation makes
@@ -73,7 +73,7 @@ def test_training_follows_rows_as_they_are_committed_and_hears_of_a_failure(tmp_
     growing = blocks(files, writer, block=1)
     samples = MappedSamples(Rows(folder, "train"), sample_order(data, seed=1))
     grows = SimpleNamespace(sleep=lambda _: writer.add(growing.pop(0)))  # where it is waited for, and nowhere else
-    monkeypatch.setattr("tokendrop.data.rows.time", grows)
+    monkeypatch.setattr("tokendrop.data.read.row_reader.time", grows)
     for position in range(40 // 8 * 8):
         ids, rows = samples.at(np.array([position]))
         assert ids.tolist() == expected[0][[position]].tolist()
@@ -194,7 +194,7 @@ def test_another_corpus_in_the_place_of_a_shard_is_named(tmp_path):
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     def fill(text: str, *, fail: bool = False) -> None:
-        with appearing(tmp_path / "below" / "folder") as partial:
+        with atomic_folder(tmp_path / "below" / "folder") as partial:
             (partial / "file").write_text(text)
             assert not (tmp_path / "below" / "folder" / "file").exists() or text == "second"
             if fail:
@@ -210,9 +210,9 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
-    write_whole(tmp_path / "file", b"one")
+    atomic_write(tmp_path / "file", b"one")
     with pytest.raises(TypeError):
-        write_whole(tmp_path / "file", "not bytes")
+        atomic_write(tmp_path / "file", "not bytes")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"one"
 
@@ -220,5 +220,5 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 def test_a_folder_that_can_not_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     there = rf"^{tmp_path}/file/.*: can't make this folder"
-    with pytest.raises(UserError, match=there), appearing(tmp_path / "file" / "folder"):
+    with pytest.raises(UserError, match=there), atomic_folder(tmp_path / "file" / "folder"):
         pass

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from corpora import write_corpus
-from tokendrop.data.sources import SUFFIXES, SourceFile, check_unchanged, list_files
+from tokendrop.data.corpus.sources import SUFFIXES, SourceFile, check_unchanged, list_files
 from tokendrop.errors import UserError
 
 
@@ -131,7 +131,7 @@ def test_links_to_folders_are_not_followed_and_make_no_loop(tmp_path):
 HIDDEN = """
 import os, sys
 from pathlib import Path
-from tokendrop.data.sources import list_files
+from tokendrop.data.corpus.sources import list_files
 os.setuid(65534)
 list_files((sys.argv[1],), cache=Path("unused"))
 """

@@ -15,8 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
 
 from corpora import documents, write_corpus
-from tokendrop.data.records import Record, RecordForm, read_records
-from tokendrop.data.sources import list_files
+from tokendrop.data.corpus.records import Record, RecordForm, read_records
+from tokendrop.data.corpus.sources import list_files
 from tokendrop.errors import UserError
 
 NAMES = [
@@ -47,7 +47,7 @@ ENTRIES = [
     "/deep",
     "/deep/**/*.jsonl",
 ]
-FORM = RecordForm(text_key="text", set_key="set", only=frozenset(), max_document_bytes=2**20)
+FORM = RecordForm(text_key="text", subset_key="subset", only=frozenset(), max_document_bytes=2**20)
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +84,11 @@ def corpus(tmp_path_factory, bucket):
 def web(corpus):
     """The address of a server of that folder."""
 
-    class Quiet(SimpleHTTPRequestHandler):
+    class SilentHandler(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(corpus))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SilentHandler, directory=str(corpus))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -176,13 +176,15 @@ def test_files_are_known_by_a_name_without_the_secret(corpus, s3):
 
 
 @pytest.mark.parametrize("store", ["s3", "memory"])
-def test_a_damaged_object_gives_what_comes_before_the_damage(corpus, bucket, s3, store):
-    content = (corpus / "a.jsonl.zst").read_bytes()
-    uri = uri_of(store, "damaged.jsonl.zst", s3, bucket, content + content[:-3])
-    (file,) = files_of(uri)
-    first, last = read_records(file, FORM)
-    assert first == Record(1, "a.jsonl.zst", "")
-    assert last == Record(2, "", "", "damaged or cut short from here on (Truncated compressed stream)")
+def test_a_damaged_object_gives_the_records_that_the_same_file_gives_here(tmp_path, bucket, s3, store):
+    path = write_corpus(tmp_path / "damaged.jsonl.zst", texts := documents(5000))
+    path.write_bytes(content := path.read_bytes()[:-3])
+    (here,), (there,) = files_of(str(path)), files_of(uri_of(store, path.name, s3, bucket, content))
+    *good, last = read_records(there, FORM)
+    assert [*good, last] == list(read_records(here, FORM))
+    assert good == [Record(number, text, "") for number, text in enumerate(texts[: len(good)], start=1)]
+    assert len(good) > 2500
+    assert last == Record(len(good) + 1, "", "", "damaged or cut short from here on (Truncated compressed stream)")
 
 
 @pytest.mark.parametrize("store", ["s3", "memory"])

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from folders import Document, all_tokens, blocks, bytes_of, open_writer, write_folder
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.shards import REJECTED, SHARDS, SPLITS
+from tokendrop.data.shards.format import REJECTED, SHARDS, SPLITS
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 
 DOCUMENTS = st.builds(
     Document,
     tokens=st.lists(st.integers(0, 60_000), max_size=30),
     split=st.sampled_from(["train", "train", "train", "validation", "test"]),
-    set=st.sampled_from(["", "web", "code"]),
+    subset=st.sampled_from(["", "web", "code"]),
     reason=st.sampled_from(["", "", "", "not valid JSON"]),
 )
 FILES = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.lists(DOCUMENTS, max_size=15)), min_size=1, max_size=3)
@@ -97,9 +97,9 @@ def test_a_process_may_die_between_any_two_writes(files, data):
 
                 return call
 
-            from tokendrop.data import writer
+            from tokendrop.data.prepare import writer
 
-            for step in ("write_shard", "append_shard", "write_whole"):
+            for step in ("write_shard", "append_shard", "atomic_write"):
                 patch.setattr(writer, step, dying(getattr(writer, step)))
             try:
                 write_folder(killed, files, rows_per_shard=4)

@@ -23,7 +23,7 @@ plans = edges.flatmap(
 
 def plan_of(starts: list[int], workers: list[int]) -> RunPlan:
     config = experiment(train__length=f"{STEPS} steps", train__micro_batch=1)
-    return with_workers(config.plan(), list(zip(starts, workers, strict=True)))
+    return with_workers(config.plan, list(zip(starts, workers, strict=True)))
 
 
 def decider_of(plan: tuple[list[int], list[int]]) -> ScalingDecider:

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from folders import Document, write_folder
+from tiny import loss_of
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
 from tokendrop.data.tokenizer import train_tokenizer
@@ -118,7 +119,7 @@ def save(config: ExperimentConfig, run: Path) -> None:
                 parameter += torch.randn(parameter.shape, generator=generator) / 10
             else:
                 parameter *= 8
-    engine = DdpEngine(model, build_optimizer(model, config.train), torch.float32)
+    engine = DdpEngine(model, build_optimizer(model, config.train), torch.float32, loss=loss_of)
     meta = {"model": asdict(config.model), "name": config.name}
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, meta=meta)
     checkpoints.save(engine, STEP)

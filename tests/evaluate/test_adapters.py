@@ -13,10 +13,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tokendrop.data.rows import Rows, held_out_ids
+from tokendrop.data.read.row_reader import Rows, held_out_ids
 from tokendrop.errors import UserError
 from tokendrop.evaluate.export import export_checkpoint
-from tokendrop.evaluate.harness import GptLm
+from tokendrop.evaluate.harness import LmEvalAdapter
 from tokendrop.evaluate.load import load_run
 from tokendrop.evaluate.perplexity import validation_perplexity
 from tokendrop.track.run_folder import open_run_folder
@@ -25,7 +25,7 @@ NATS = 1e-6  # of one log-likelihood, which is hundreds
 WINDOW = 128
 WORDS = ["a", "the", "river", "stone", "birds", "Ünïcode", "don't", "数", "🙂", ".", "<|endoftext|>", "\n", "\t", ""]
 
-Adapters = tuple[GptLm, HFLM]
+Adapters = tuple[LmEvalAdapter, HFLM]
 
 
 def texts(most_words: int) -> st.SearchStrategy[str]:
@@ -48,7 +48,7 @@ def run(tiny_run: Path, make_run, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def adapters(run: Path) -> Adapters:
     """Ours, and lm-eval's own."""
-    exported = export_checkpoint(run, run.parent / "exported")
+    exported, _ = export_checkpoint(run, run.parent / "exported")
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float64)
     theirs = HFLM(
         pretrained=model,
@@ -57,7 +57,7 @@ def adapters(run: Path) -> Adapters:
         device="cpu",
         logits_cache=False,
     )
-    return GptLm(*load_run(run, torch.float64)), theirs
+    return LmEvalAdapter(*load_run(run, torch.float64)[:2]), theirs
 
 
 def requests(kind: str, *arguments: tuple[str, ...]) -> list[Instance]:
@@ -79,7 +79,7 @@ def test_both_adapters_find_a_continuation_as_likely_whatever_the_length_of_its_
         assert is_greedy == theirs_is_greedy
 
 
-def is_scored(adapter: GptLm, context: str, continuation: str) -> bool:
+def is_scored(adapter: LmEvalAdapter, context: str, continuation: str) -> bool:
     """Whether there is a token to score, after one at least, and no more than the window takes."""
     if context:
         before, tokens = adapter._encode_pair(context, continuation)

@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch.nn.functional import cross_entropy
 
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.errors import UserError
 from tokendrop.evaluate.evaluation import evaluate_run
 from tokendrop.evaluate.load import load_run, locate
@@ -35,7 +35,7 @@ def test_held_out_loss_is_the_mean_over_every_token(tiny_run: Path):
     _, data = open_run_folder(tiny_run)
     with pa.ipc.open_file(str(data / "corpus-validation-00000.arrow")) as shard:
         rows = torch.tensor(shard.get_batch(0).column(0).to_pylist())
-    model, _ = load_run(tiny_run)
+    model, _, _ = load_run(tiny_run)
     device = torch.device("cpu")
     with torch.no_grad(), autocast(device, precision_here("auto", device)):
         expected = cross_entropy(model.logits(rows[:, :-1]).double().flatten(0, 1), rows[:, 1:].flatten())

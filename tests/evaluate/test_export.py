@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from mutations import KINDS
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.data.tokenizer import END_OF_TEXT
 from tokendrop.errors import UserError
 from tokendrop.evaluate import export
@@ -21,8 +21,8 @@ TOLERANCE = 1e-5
 
 
 def test_an_exported_model_has_our_logits(tiny_run: Path, tmp_path: Path):
-    model, _ = load_run(tiny_run)
-    exported = AutoModelForCausalLM.from_pretrained(export_checkpoint(tiny_run, tmp_path / "hf")).eval()
+    model, _, _ = load_run(tiny_run)
+    exported = AutoModelForCausalLM.from_pretrained(export_checkpoint(tiny_run, tmp_path / "hf")[0]).eval()
     ids_BS = torch.randint(model.config.vocab_size, (3, model.config.sequence_length))
 
     with torch.no_grad():
@@ -34,8 +34,8 @@ def test_an_exported_model_has_our_logits(tiny_run: Path, tmp_path: Path):
 
 
 def test_an_exported_tokenizer_writes_our_ids_and_reads_them_back(tiny_run: Path, tmp_path: Path):
-    _, tokenizer = load_run(tiny_run)
-    exported = AutoTokenizer.from_pretrained(export_checkpoint(tiny_run, tmp_path / "hf"))
+    _, tokenizer, _ = load_run(tiny_run)
+    exported = AutoTokenizer.from_pretrained(export_checkpoint(tiny_run, tmp_path / "hf")[0])
 
     for text in ("the old bird", " leading, trailing ", "Ünïcode\n\n\ttabs don't . end<|endoftext|>next", ""):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -47,14 +47,14 @@ def test_an_exported_tokenizer_writes_our_ids_and_reads_them_back(tiny_run: Path
 def test_an_exported_tokenizer_adds_no_special_tokens_whatever_it_was_made_for(
     tiny_run: Path, make_run, tmp_path: Path
 ):
-    _, tokenizer = load_run(tiny_run)
+    _, tokenizer, _ = load_run(tiny_run)
     tokenizer.post_processor = TemplateProcessing(
         single=f"{END_OF_TEXT} $A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, 0)]
     )
     assert len(tokenizer.encode("a").ids) == 3
     run = make_run(tmp_path, tokenizer)
 
-    exported = AutoTokenizer.from_pretrained(export_checkpoint(run, tmp_path / "hf"))
+    exported = AutoTokenizer.from_pretrained(export_checkpoint(run, tmp_path / "hf")[0])
 
     assert exported.encode("the old bird") == tokenizer.encode("the old bird", add_special_tokens=False).ids
 
@@ -62,7 +62,7 @@ def test_an_exported_tokenizer_adds_no_special_tokens_whatever_it_was_made_for(
 def test_a_run_and_its_newest_checkpoint_export_the_same(tiny_run: Path, tmp_path: Path):
     checkpoint, _ = locate(tiny_run)
     one, other = (
-        export_checkpoint(path, tmp_path / name) for path, name in ((tiny_run, "run"), (checkpoint, "checkpoint"))
+        export_checkpoint(path, tmp_path / name)[0] for path, name in ((tiny_run, "run"), (checkpoint, "checkpoint"))
     )
 
     assert {file.name for file in one.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
@@ -93,7 +93,7 @@ def test_an_empty_folder_is_filled_with_files_that_others_can_read(tiny_run: Pat
     target = tmp_path / "hf"
     target.mkdir()
 
-    assert export_checkpoint(tiny_run, target) == target
+    assert export_checkpoint(tiny_run, target) == (target, "GPT-2")
     assert {file.stat().st_mode for file in target.iterdir()} == {(tiny_run / "job.yaml").stat().st_mode}
 
 

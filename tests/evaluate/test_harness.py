@@ -15,8 +15,8 @@ from tokendrop.data.tokenizer import load_tokenizer
 from tokendrop.errors import UserError
 from tokendrop.evaluate import tasks
 from tokendrop.evaluate.export import export_checkpoint
-from tokendrop.evaluate.harness import GptLm, evaluate_tasks, plain_metrics
-from tokendrop.evaluate.load import load_run, locate
+from tokendrop.evaluate.harness import LmEvalAdapter, plain_metrics, run_tasks
+from tokendrop.evaluate.load import load_run
 from tokendrop.evaluate.tasks import Tasks, find_tasks
 from tokendrop.method import attach
 
@@ -71,13 +71,16 @@ def test_our_adapter_is_lm_evals_own_on_real_tasks(real_data: Path, make_run, tm
     assert all(count["effective"] == 20 for count in ours["n-samples"].values())
 
 
+def evaluate_tasks(run: Path, tasks: list[str], include: Path | None, limit: int | None = None) -> dict[str, Any]:
+    model, tokenizer, task = load_run(run)
+    return run_tasks(task.language_model(model), tokenizer, tasks, include, limit)
+
+
 def test_results_are_plain_numbers_by_task_and_metric(tiny_run: Path, documents: Path, capfd):
     result = evaluate_tasks(tiny_run, [str(TASKS / "tiny_choices.yaml"), "tiny_last_word"], TASKS, limit=8)
 
     assert capfd.readouterr().out == ""
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert result["checkpoint"] == str(locate(tiny_run)[0])
-    assert result["step"] == 7
     assert set(result["results"]) == {"tiny_choices", "tiny_last_word"}
     assert set(result["results"]["tiny_choices"]) == {"acc", "acc_stderr", "acc_norm", "acc_norm_stderr"}
     assert result["results"]["tiny_last_word"]["perplexity"] > 1
@@ -88,13 +91,13 @@ def test_results_are_plain_numbers_by_task_and_metric(tiny_run: Path, documents:
 
 def test_evaluation_never_drops_tokens(tiny_run: Path, make_run, documents: Path, tmp_path: Path):
     run = make_run(tmp_path, load_run(tiny_run)[1], layers=4)
-    model, tokenizer = load_run(run)
-    plain = run_tiny(GptLm(model, tokenizer))
+    model, tokenizer, _ = load_run(run)
+    plain = run_tiny(LmEvalAdapter(model, tokenizer))
 
     dropping = attach(model.train(), seed=1)
     for batch in (1, 64):
         dropping.draw(kept_length=16, step=3, sample_ids=torch.arange(batch), sequence_length=128)
-        dropped = run_tiny(GptLm(model.train(), tokenizer))
+        dropped = run_tiny(LmEvalAdapter(model.train(), tokenizer))
         assert dropped["results"] == plain["results"]
         assert responses(dropped) == responses(plain)
 
@@ -170,7 +173,7 @@ def test_a_group_of_task_files_is_averaged(tiny_run: Path, documents: Path):
 
 def evaluated_by_both(run: Path, names: list[str], include: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """lm-eval's results with every answer, by our adapter and by its own; 20 documents a task."""
-    exported = export_checkpoint(run, run.parent / "exported")
+    exported, _ = export_checkpoint(run, run.parent / "exported")
     own = HFLM(
         pretrained=AutoModelForCausalLM.from_pretrained(exported),
         tokenizer=AutoTokenizer.from_pretrained(exported),
@@ -185,14 +188,14 @@ def evaluated_by_both(run: Path, names: list[str], include: Path) -> tuple[dict[
             limit=20,
             bootstrap_iters=100,
         )
-        for adapter in (GptLm(*load_run(run)), own)
+        for adapter in (LmEvalAdapter(*load_run(run)[:2]), own)
     )
     assert ours is not None
     assert theirs is not None
     return ours, theirs
 
 
-def run_tiny(adapter: GptLm) -> dict[str, Any]:
+def run_tiny(adapter: LmEvalAdapter) -> dict[str, Any]:
     manager, names = find_tasks(TINY, TASKS)
     return simple_evaluate(model=adapter, tasks=names, task_manager=manager, bootstrap_iters=0)
 

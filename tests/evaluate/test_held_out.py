@@ -8,7 +8,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
 from tokendrop.data.tokenizer import train_tokenizer
 from tokendrop.evaluate.perplexity import validation_perplexity
-from tokendrop.launch.worker import WorkerTask, run_worker
+from tokendrop.launch.worker import WorkerSpec, run_worker
 from tokendrop.track.journal import read_steps
 from tokendrop.track.run_folder import describe_run
 
@@ -51,7 +51,7 @@ def test_evaluate_gives_the_last_loss_of_training_whatever_its_micro_batch(tmp_p
         config, run = job(micro_batch, precision), tmp_path / str(micro_batch)
         run.mkdir()
         describe_run(run, config, data)
-        run_worker(WorkerTask(config=config, run=run, data=data))
+        run_worker(WorkerSpec(config=config, run=run, data=data))
         result = validation_perplexity(run)
         assert result["rows"] == HELD_OUT
         assert result["val_loss"] == read_steps(run)[-1]["val_loss"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from corpora import documents, tiny_job, write_corpus
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 
-DROPS = {"method": "random_ltd", "whole_layers": "first", "schedule": {"kind": "constant", "kept": 16}}
+DROPS = {"method": "random_ltd", "full_length_layers": "first", "schedule": {"kind": "constant", "kept": 16}}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ray.util import placement_group_table
 from tests.in_ray import trial
 
 from runs import FLOAT64, config_of, losses, write_job
-from tokendrop.data.pipeline import prepare
+from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runs import config_of, losses, write_job
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.launch.trainer import run_training
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]

@@ -13,7 +13,7 @@ from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator impor
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from kills import Command, last_step, run_below
 from tokendrop.config.load import load_job
-from tokendrop.data.pipeline import prepare
+from tokendrop.data.prepare.pipeline import prepare
 
 pytestmark = [pytest.mark.ray, pytest.mark.alone]
 

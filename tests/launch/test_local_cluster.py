@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.launch.local_cluster import find, processes, stop
 from tokendrop.launch.local_head import MARK, ClusterSize, LocalCluster
 from tokendrop.launch.local_nodes import count_nodes
@@ -69,8 +69,8 @@ def until(done: Callable[[], bool], timeout_s: float) -> None:
         ("--gpus-per-node 1025", "--gpus-per-node 1025: want 0 to 1,024"),
         ("--idle-timeout nan", "--idle-timeout nan: want 1 to 1,000,000"),
         ("--idle-timeout 1e18", "--idle-timeout 1e+18: want 1 to 1,000,000"),
-        ("--port 0", "--port 0: want a port that is free"),
-        ("--port 65536", "--port 65536: want a port that is free"),
+        ("--port 0", "--port 0: want a port from 1 to 65,535 that is free"),
+        ("--port 65536", "--port 65536: want a port from 1 to 65,535 that is free"),
     ],
 )
 def test_a_size_that_makes_no_sense_is_one_sentence(

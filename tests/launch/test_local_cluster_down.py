@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.launch import local_cluster
 from tokendrop.launch.local_cluster import find, processes
 from tokendrop.launch.local_head import MARK, ClusterSize, LocalCluster

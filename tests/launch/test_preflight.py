@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from checkouts import JOB, MIB, free_ports
-from tokendrop.cli import main
+from checkouts import JOB, MIB, ROOT, free_ports
+from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.launch import preflight, submit
@@ -76,43 +76,52 @@ def test_files_that_git_ignores_are_listed_where_ray_is_told_to_take_them(
 
 
 def test_a_job_that_is_not_uploaded_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory):
-    upload = preflight.list_upload(".")
-    assert preflight.check_job_files("jobs/tiny.yaml", upload) == Path("jobs/tiny.yaml")
-    assert preflight.check_job_files(str(folder / "jobs/tiny.yaml"), upload) == Path("jobs/tiny.yaml")
+    upload, config = preflight.list_upload("."), load_job("jobs/tiny.yaml")
+    assert preflight.check_job_files("jobs/tiny.yaml", config, upload) == Path("jobs/tiny.yaml")
+    assert preflight.check_job_files(str(folder / "jobs/tiny.yaml"), config, upload) == Path("jobs/tiny.yaml")
 
     outside = tmp_path_factory.mktemp("elsewhere") / "tiny.yaml"
     outside.write_text(yaml.safe_dump(JOB))
     with pytest.raises(UserError, match=r"the job file .*tiny\.yaml lies outside of --working-dir"):
-        preflight.check_job_files(str(outside), upload)
+        preflight.check_job_files(str(outside), config, upload)
 
     (folder / "jobs" / "child.yaml").write_text(f"base: {outside}\n")
     with pytest.raises(UserError, match=r"base: .*tiny\.yaml lies outside of --working-dir"):
-        preflight.check_job_files("jobs/child.yaml", preflight.list_upload("."))
+        preflight.check_job_files("jobs/child.yaml", config, preflight.list_upload("."))
 
     (folder / "ignored" / "tiny.yaml").write_text(yaml.safe_dump(JOB))
     with pytest.raises(UserError, match=r"ignored/tiny\.yaml is left out of the upload by a \.gitignore"):
-        preflight.check_job_files("ignored/tiny.yaml", preflight.list_upload("."))
+        preflight.check_job_files("ignored/tiny.yaml", config, preflight.list_upload("."))
 
-    with pytest.raises(UserError, match=r"--working-dir .*jobs: no jobs/run\.py in it"):
-        preflight.check_job_files("jobs/tiny.yaml", preflight.list_upload("jobs"))
+    with pytest.raises(UserError, match=r"the driver .*: no jobs/run\.py in --working-dir .*/jobs; want a checkout"):
+        preflight.check_job_files("jobs/tiny.yaml", config, preflight.list_upload("jobs"))
     with pytest.raises(UserError, match=r"--working-dir nowhere: no such folder"):
         preflight.list_upload("nowhere")
 
 
-def test_an_upload_over_rays_limit_is_refused_by_the_names_of_what_is_large(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
-    preflight.check_size(preflight.list_upload("."))
-    assert capsys.readouterr().err == ""
+def test_a_method_of_the_users_own_that_is_not_uploaded_is_refused(folder: Path):
+    drop = {"schedule": {"kind": "constant", "kept": 8}, "recent": 3}
+    for name in ("jobs/mine.py", "ignored/mine.py"):
+        (folder / name).write_text((ROOT / "jobs/examples/every_other_layer.py").read_text())
+        job = {**JOB, "drop": {"method": f"{name}:EveryOtherLayer", **drop}}
+        (folder / "jobs" / "own.yaml").write_text(yaml.safe_dump(job))
+        config, upload = load_job("jobs/own.yaml"), preflight.list_upload(".")
+        if name.startswith("jobs"):
+            preflight.check_job_files("jobs/own.yaml", config, upload)
+            continue
+        with pytest.raises(
+            UserError, match=r"^drop\.method: .*ignored/mine\.py is left out of the upload by a \.gitign"
+        ):
+            preflight.check_job_files("jobs/own.yaml", config, upload)
 
-    write_file(folder / "old" / "models" / "a.bin", 20 * MIB)
-    write_file(folder / "old" / "models" / "b.bin", 20 * MIB)
-    preflight.check_size(preflight.list_upload("."))
-    assert "40 MiB to upload" in (warning := capsys.readouterr().err)
-    assert "old/models (40 MiB)" in warning
 
+def test_an_upload_over_rays_limit_is_refused_by_the_names_of_what_is_large(folder: Path):
+    write_file(folder / "old" / "models" / "a.bin", 40 * MIB)
+    preflight.check_size(preflight.list_upload("."))
     write_file(folder / "dump" / "core", 70 * MIB)
-    with pytest.raises(UserError, match=r"110 MiB.*takes less than 100.*dump/core \(70 MiB\), old/models \(40 MiB\)"):
+    with pytest.raises(
+        UserError, match=r"110 MiB.*takes less than 100.*dump/core \(70 MiB\), old/models/a.bin \(40 Mi"
+    ):
         preflight.check_size(preflight.list_upload("."))
 
 
@@ -192,9 +201,9 @@ def test_text_of_a_source_that_would_not_be_on_the_cluster_is_named_by_its_key(f
         preflight.check_corpus(job, preflight.list_upload("."))
 
     check(sources[0])
-    with pytest.raises(UserError, match=r"^data\.sources\[1\]\.corpus: no such file, folder or glob in .*: missing"):
+    with pytest.raises(UserError, match=r"^data\.sources\[1\]\.corpus: no such file, folder or glob: .*/missing "):
         check(*sources[:2])
-    with pytest.raises(UserError, match=r"^data\.sources\[1\]\.corpus: .*ignored.* would not be on the cluster"):
+    with pytest.raises(UserError, match=r"^data\.sources\[1\]\.corpus: .*ignored.* is left out of the upload"):
         check(sources[0], sources[2])
 
 
@@ -205,10 +214,10 @@ def test_text_that_would_not_be_on_the_cluster_is_refused(folder: Path):
         preflight.check_corpus(load_job("jobs/tiny.yaml", [f"data.corpus={json.dumps(corpus)}"]), upload)
 
     check("text", "text/*.txt", "text/a.txt", "python", "s3://bucket/key", "/data/on/the/cluster")
-    with pytest.raises(UserError, match=r"data\.corpus: no such file, folder or glob in .*: missing\.txt"):
+    with pytest.raises(UserError, match=r"data\.corpus: no such file, folder or glob: .*/missing\.txt"):
         check("missing.txt")
     for entry in ("ignored", "ignored/*.txt", "ignored/deep", "../" + folder.name + "/ignored/a.txt"):
-        with pytest.raises(UserError, match=r"data\.corpus: .*ignored.* would not be on the cluster"):
+        with pytest.raises(UserError, match=r"data\.corpus: .*ignored.* is left out of the upload"):
             check(entry)
 
 
@@ -217,6 +226,8 @@ def test_results_that_would_be_lost_on_a_cluster_are_said_in_one_line(folder: Pa
     warning = capsys.readouterr().err
     assert warning.count("\n") == 1
     assert "runs_folder, data.folder: relative" in warning
+    preflight.warn_about_paths(load_job("jobs/tiny.yaml", ["track.uri=sqlite:///runs.db"]))
+    assert "runs_folder, data.folder, track.uri: relative" in capsys.readouterr().err
 
     preflight.warn_about_paths(load_job("jobs/tiny.yaml", ["runs_folder=/shared", "data.folder=/shared/data"]))
     assert capsys.readouterr().err == ""

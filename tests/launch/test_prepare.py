@@ -11,10 +11,10 @@ import pytest
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.shards import MANIFEST
-from tokendrop.data.writer import ShardWriter
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.prepare.writer import ShardWriter
+from tokendrop.data.shards.format import MANIFEST
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import read_ledger, read_steps

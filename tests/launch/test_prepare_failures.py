@@ -16,11 +16,11 @@ import deadly
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
 from tokendrop.config.load import load_job
-from tokendrop.data import pipeline
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.rows import FAILED, note_failure, noted_failure
-from tokendrop.data.sources import SourceFile, _version, list_files
+from tokendrop.data.corpus.sources import SourceFile, _version, list_files
+from tokendrop.data.prepare import pipeline
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.read.row_reader import FAILED, note_failure, noted_failure
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import source_path
 
@@ -64,7 +64,7 @@ def test_a_file_whose_reader_dies_is_named_and_ends_the_preparation(tmp_path, mo
 
     monkeypatch.setattr(pipeline, "list_files", stored)
     config = load_job(job_of(tmp_path, [tmp_path / "corpus"]))
-    with pytest.raises(UserError, match=f"^data.corpus: {killer}: whatever reads this file dies of it; want a file"):
+    with pytest.raises(UserError, match=f"^data.corpus: {killer}: the process that reads or tokenizes this file died"):
         prepare(config)
     (note,) = (tmp_path / "runs" / "data").glob(f"*/{FAILED}")
     assert str(killer) in note.read_text()

@@ -12,10 +12,10 @@ import pytest
 
 from corpora import byte_tokenizer, documents, json_lines, tiny_job, write_corpus
 from kills import Command
+from tokendrop.atomic import LOCK, exclusive_lock
 from tokendrop.config.load import load_job
-from tokendrop.data.commit import LOCK, alone_in
-from tokendrop.data.pipeline import find_corpus
-from tokendrop.data.shards import SHARDS
+from tokendrop.data.prepare.pipeline import find_corpus
+from tokendrop.data.shards.format import SHARDS
 
 pytestmark = [pytest.mark.ray, pytest.mark.alone]
 
@@ -48,7 +48,7 @@ def test_while_another_process_prepares_the_same(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.jsonl", documents(60))
     job = tiny_job(tmp_path, [corpus], data={"tokenizer": str(byte_tokenizer(tmp_path / "tokenizer.json"))})
     folder = find_corpus(load_job(job)).folder
-    with alone_in(folder), Command("prepare", job, environment=ALONE) as command:
+    with exclusive_lock(folder), Command("prepare", job, environment=ALONE) as command:
         lock = str(folder / LOCK)
         ends(command, lambda: lock in {one.path for one in psutil.Process(command.pid).open_files()}, "the lock")
 

@@ -21,10 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 import ray
 from tokendrop.config.load import load_job
-from tokendrop.data import stages
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.writer import ShardWriter
+from tokendrop.data.prepare import stages
+from tokendrop.data.shards.manifest import read_manifest
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.prepare.writer import ShardWriter
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import METRICS

@@ -9,7 +9,7 @@ from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.launch import worker
 from tokendrop.launch.results import with_absolute_paths
-from tokendrop.launch.worker import WorkerTask, run_worker
+from tokendrop.launch.worker import WorkerSpec, run_worker
 
 TRACKED = ("track.uri=sqlite:///mlflow.db", "data.folder=shards")
 
@@ -45,4 +45,4 @@ def test_a_worker_that_does_not_see_the_runs_folder_says_so(tmp_path: Path, monk
     with pytest.raises(
         UserError, match=r"^runs_folder: \S+/elsewhere is not to be seen on \S+, where a worker runs; want "
     ):
-        run_worker(WorkerTask(config=config, run=tmp_path / "elsewhere", data=tmp_path))
+        run_worker(WorkerSpec(config=config, run=tmp_path / "elsewhere", data=tmp_path))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tiny import experiment
+from tiny import experiment, loss_of
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.launch.resume import check_goes_on
 from tokendrop.models.build import build_model
 from tokendrop.track.run_folder import CHECKPOINTS, describe_run
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.committed import META, committed, read_meta, write_meta
+from tokendrop.train.checkpoint_index import META, committed, read_meta, write_meta
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizer
 from tokendrop.train.sealed import file_sha256
@@ -30,7 +30,7 @@ def begin(folder: Path, config: ExperimentConfig, *, step: int = 4) -> Path:
     (data / "tokenizer.json").write_text("{}")
     describe_run(run, config, data)
     model = build_model(config.model, seed=0)
-    engine = DdpEngine(model, build_optimizer(model, config.train), model.tokens.weight.dtype)
+    engine = DdpEngine(model, build_optimizer(model, config.train), model.tokens.weight.dtype, loss=loss_of)
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, meta={"model": asdict(config.model), "name": config.name})
     checkpoints.save(engine, step)
     checkpoints.wait()
@@ -59,7 +59,7 @@ ANOTHER: dict[str, tuple[object, str, str]] = {
     "drop__schedule__start": (5, "4", "5"),
     "drop__schedule__until": ("70%", "80 %", "70 %"),
     "drop__schedule__increment": (2, "3", "2"),
-    "drop__whole_layers": ("none", "first_and_last", "none"),
+    "drop__full_length_layers": ("none", "first_and_last", "none"),
     "data__shuffle_rows": (0, "65536", "0"),
     "data__validation_share": (0.5, "0.01", "0.5"),
     "data__text_key": ("body", "text", "body"),

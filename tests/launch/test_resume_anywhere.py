@@ -13,9 +13,9 @@ from mlflow import MlflowClient
 
 from checkouts import JOB
 from corpora import byte_tokenizer, documents, write_corpus
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
-from tokendrop.data.rows import FAILED
+from tokendrop.data.read.row_reader import FAILED
 from tokendrop.errors import DamagedDataError
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import shards_at_hand

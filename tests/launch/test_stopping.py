@@ -16,7 +16,7 @@ from heads import Head
 from kills import last_step, worker_pid
 from tokendrop.track.journal import METRICS
 from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.committed import committed_step
+from tokendrop.train.checkpoint_index import committed_step
 
 pytestmark = [pytest.mark.ray, pytest.mark.alone]
 

@@ -8,9 +8,9 @@ import pytest
 from runs import config_of, losses, write_job
 from sharing import HAS_DEEPSPEED
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.pipeline import prepare
+from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.launch.trainer import run_training
-from tokendrop.launch.worker import WorkerTask, run_worker
+from tokendrop.launch.worker import WorkerSpec, run_worker
 from tokendrop.track.journal import read_steps
 from tokendrop.track.run_folder import describe_run, open_run_folder, read_attempts
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
@@ -31,7 +31,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def go_on_alone(config: ExperimentConfig, run: Path, data: Path) -> None:
     """As one worker, in this process."""
-    run_worker(WorkerTask(config=config, run=run, data=data))
+    run_worker(WorkerSpec(config=config, run=run, data=data))
 
 
 @pytest.mark.ray

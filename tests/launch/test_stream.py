@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from folders import data_config, numbered_rows, write_folder
-from tokendrop.data.rows import MappedSamples, Rows, sample_order
+from folders import numbered_rows, write_folder
+from tiny import experiment
 from tokendrop.errors import UserError
 from tokendrop.launch.stream import SPAN, RankSamples, StreamedSamples
 from tokendrop.schedule.batch import BatchSplit
-
-DATA = data_config(shuffle_rows=0)
 
 
 @st.composite
@@ -27,7 +25,8 @@ def runs(draw) -> tuple[BatchSplit, int, int]:
 
 
 def of_rank(split: BatchSplit, rank: int, steps: int) -> RankSamples:
-    return RankSamples(folder=Path("unused"), data=DATA, seed=1, split=split, rank=rank, steps=steps)
+    config = experiment(data__shuffle_rows=0, train__length=f"{steps} steps", train__warmup="0 steps")
+    return RankSamples(folder=Path("unused"), config=config, split=split, rank=rank)
 
 
 @given(runs())
@@ -64,8 +63,8 @@ def test_what_is_planned_ahead_does_not_grow_with_the_run(run, steps):
 def test_a_run_of_years_streams_the_mapped_samples_from_any_step(tmp_path):
     write_folder(tmp_path, numbered_rows(40), rows_per_shard=4)
     split = BatchSplit(global_batch=16, micro_batch=2, world_size=2)
-    mapped = MappedSamples(Rows(tmp_path, "train"), sample_order(DATA, seed=1))
-    stream = StreamedSamples(replace(of_rank(split, 1, 10**9), folder=tmp_path))
+    samples = replace(of_rank(split, 1, 10**9), folder=tmp_path)
+    mapped, stream = samples.config.task.build(samples.config).open(tmp_path).samples, StreamedSamples(samples)
     for step in (0, 1, 2, 10**8, 3):  # on, to another place, and back
         for number in split.micro_batches(1):
             positions = step * 16 + number * 2 + np.arange(2)

@@ -10,7 +10,9 @@ import pytest
 
 from heads import Head
 from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
-from tokendrop.train.committed import read_meta
+from tokendrop.train.checkpoint_index import read_meta
+
+EXAMPLES = Path(__file__).parents[2] / "jobs" / "examples"
 
 
 @pytest.mark.ray
@@ -28,6 +30,23 @@ def test_ray_job_submit_needs_nothing_but_the_dependencies(head: Head):
     assert "core_worker.cc" not in done.stdout + done.stderr  # which Ray's own complaints name
     assert read_meta(latest_checkpoint(run))["name"] == "tiny"
     assert not (head.folder / "runs").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_files_of_the_users_own_travel_with_the_working_folder(head: Head):
+    (head.folder / "every_other_layer.py").write_text((EXAMPLES / "every_other_layer.py").read_text())
+    drop = "drop={method: every_other_layer.py:EveryOtherLayer, schedule: {kind: constant, kept: 8}}"
+    train = ["train", "jobs/tiny.yaml", "name=own", drop, "model.layers=4"]
+    done = head.run(
+        *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.address),
+        *("--working-dir", ".", "--", "python", "jobs/run.py", *train),
+        *(f"data.corpus=[{json.dumps(str(head.folder / 'text'))}]", "scaling.workers=2", "scaling.cpus_per_worker=1"),
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (job,) = head.results.glob("runs/own-*/job.yaml")
+    assert "every_other_layer.py:EveryOtherLayer" in job.read_text()
 
 
 def test_a_python_without_the_dependencies_is_told_what_to_do():

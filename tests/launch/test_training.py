@@ -11,18 +11,18 @@ from tests.in_ray import UnluckyTorchConfig
 
 from mutations import flip_bit
 from runs import FLOAT64, config_of, kill_at, losses, write_job
-from tokendrop.data.commit import LOCK, alone_in
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.pipeline import prepare
-from tokendrop.data.rows import Rows, sample_order
-from tokendrop.data.shard_files import map_shard
+from tokendrop.atomic import LOCK, exclusive_lock
+from tokendrop.data.prepare.pipeline import prepare
+from tokendrop.data.read.row_reader import Rows, sample_order
+from tokendrop.data.shards.files import map_shard
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch import trainer
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import read_ledger, uncommitted_parts
 from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder, read_attempts
-from tokendrop.train.committed import committed, read_meta
+from tokendrop.train.checkpoint_index import committed, read_meta
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -165,7 +165,7 @@ def test_a_job_that_names_its_run_begins_it_once_and_goes_on_with_it_after(job: 
 def test_a_second_driver_is_kept_from_the_run_of_the_first(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "_LEAVING_S", 0.0)
     run = job.parent / "runs" / "twice"
-    with alone_in(run), pytest.raises(UserError, match=f"^{run}: another process is at work on it; want "):
+    with exclusive_lock(run), pytest.raises(UserError, match=f"^{run}: another process is at work on it; want "):
         trained(job, "run=twice")
     assert [path.name for path in run.iterdir()] == [LOCK]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from kills import Command, last_step, run_below
 from tokendrop.config.load import load_job
-from tokendrop.data.pipeline import prepare
+from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.launch.room import count_places
 
 SAID_WITHIN_S, REFUSED_WITHIN_S = 5, 30

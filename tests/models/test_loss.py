@@ -34,7 +34,7 @@ def all_at_once(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 @given(cases())
 def test_the_loss_and_both_gradients_are_those_of_cross_entropy(case) -> None:
     hidden, weight, labels, at_once = case
-    loss, expected = head_loss(hidden, weight, labels, logits_at_once=at_once), all_at_once(hidden, weight, labels)
+    loss, expected = head_loss(hidden, weight, labels, logits_at_once=at_once)[0], all_at_once(hidden, weight, labels)
     torch.testing.assert_close(loss, expected, rtol=EXACT, atol=EXACT)
     scale = 0.7  # as accumulation scales it
     ours, theirs = (torch.autograd.grad(scale * value, (hidden, weight)) for value in (loss, expected))
@@ -46,7 +46,7 @@ def test_the_loss_and_both_gradients_are_those_of_cross_entropy(case) -> None:
 def test_without_gradients_the_loss_is_the_same_and_has_no_graph(case) -> None:
     hidden, weight, labels, at_once = case
     with torch.no_grad():
-        loss = head_loss(hidden, weight, labels, logits_at_once=at_once)
+        loss = head_loss(hidden, weight, labels, logits_at_once=at_once)[0]
     assert not loss.requires_grad
     torch.testing.assert_close(loss, all_at_once(hidden, weight, labels), rtol=EXACT, atol=EXACT)
 
@@ -59,7 +59,7 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_its_own(frozen: str) -> No
     free = weight if frozen == "hidden" else hidden
     ours, theirs = (
         torch.autograd.grad(loss, free)[0]
-        for loss in (head_loss(hidden, weight, labels), all_at_once(hidden, weight, labels))
+        for loss in (head_loss(hidden, weight, labels)[0], all_at_once(hidden, weight, labels))
     )
     torch.testing.assert_close(ours, theirs, rtol=EXACT, atol=EXACT)
 
@@ -71,9 +71,18 @@ def test_under_bf16_autocast_the_loss_stays_in_float32_and_close() -> None:
     expected = all_at_once(hidden, weight, labels)
     theirs = torch.autograd.grad(expected, (hidden, weight))
     with torch.autocast("cpu", torch.bfloat16):
-        loss = head_loss(hidden, weight, labels)
+        loss = head_loss(hidden, weight, labels)[0]
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=BF16, atol=BF16)
     for one, other in zip(torch.autograd.grad(loss, (hidden, weight)), theirs, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=BF16, atol=BF16)
+
+
+@given(cases())
+def test_each_label_has_its_own_loss_without_a_gradient(case) -> None:
+    hidden, weight, labels, at_once = case
+    _, losses = head_loss(hidden, weight, labels, logits_at_once=at_once)
+    each = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten(), reduction="none")
+    torch.testing.assert_close(losses.flatten(), each, rtol=EXACT, atol=EXACT)
+    assert not losses.requires_grad

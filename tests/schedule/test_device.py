@@ -13,6 +13,9 @@ from tokendrop.config.load import build, load_job
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point, interpolate
+from tokendrop.schedule.kept_length import Constant
+from tokendrop.schedule.plan import build_plan
+from tokendrop.schedule.routes import RouteSchedule
 from tokendrop.schedule.scaling import estimate
 from tokendrop.schedule.traffic import traffic
 
@@ -24,7 +27,7 @@ SECONDS = {(p.kept_length, p.micro_batch): p.seconds for p in MEASURED.speeds[0]
 
 def step_s(profile: DeviceProfile, kept: int = 64, *, micro: int = 1, workers: int = 1, each: int = 1) -> float:
     batch = BatchSplit(global_batch=micro * workers * each, micro_batch=micro, world_size=workers)
-    return profile.step_s(SHAPE, dropped_layers=4, kept=kept, batch=batch)
+    return profile.step_s(SHAPE, flops=SHAPE.flops(kept=kept, dropped_layers=4), batch=batch)
 
 
 def all_reduce_s(profile: DeviceProfile, workers: int) -> float:
@@ -47,7 +50,7 @@ def test_a_step_is_its_micro_batches_then_the_exchange_then_the_update(batch: Ba
     micro_s = step_s(MEASURED, kept, micro=batch.micro_batch)
     whole_s = batch.accumulation * micro_s + SHAPE.parameters * 1e-9
     whole_s += all_reduce_s(profile, batch.world_size)
-    assert profile.step_s(SHAPE, dropped_layers=4, kept=kept, batch=batch) == pytest.approx(whole_s)
+    assert profile.step_s(SHAPE, flops=SHAPE.flops(kept=kept, dropped_layers=4), batch=batch) == pytest.approx(whole_s)
 
 
 def test_an_exchange_hides_behind_the_backward_pass_as_far_as_it_overlaps() -> None:
@@ -73,13 +76,40 @@ def test_more_flops_than_were_measured_take_time_in_proportion_and_fewer_the_lea
     assert step_s(profile, 8) == pytest.approx(0.4)
 
 
+def test_layers_of_different_kept_lengths_take_the_time_of_their_flops() -> None:
+    """Between the times of all at the shorter and all at the longer one, by the share of the FLOPs."""
+
+    def seconds(*kept: int) -> float:
+        routes = [RouteSchedule(span=(n + 1, n + 1), kept=Constant(kept=k)) for n, k in enumerate(kept)]
+        plan = build_plan(
+            steps=1,
+            routes=routes,
+            shape=SHAPE,
+            batch=BatchSplit(global_batch=4, micro_batch=1, world_size=1),
+            lr_clock="step",
+            warmup_steps=0,
+            peak_lr=1.0,
+            final_lr=0.0,
+            decay="linear",
+        )
+        return estimate(plan, MEASURED).wall_clock_s
+
+    def flops(kept: int) -> int:
+        return SHAPE.flops(kept=kept, dropped_layers=4)
+
+    short, middle, long = seconds(16, 16, 16, 16), seconds(16, 48, 48, 64), seconds(64, 64, 64, 64)
+    assert (short, long) == pytest.approx((4 * SECONDS[16, 1], 4 * SECONDS[64, 1]))
+    share = (flops(16) + 2 * flops(48) + flops(64) - 4 * flops(16)) / (4 * (flops(64) - flops(16)))
+    assert (middle - short) / (long - short) == pytest.approx(share)
+
+
 def test_another_model_runs_at_the_same_flops_per_s() -> None:
     speed = ModelSpeed(model="x", shape=SHAPE, dropped_layers=4, points=(Point(kept_length=64, flops_per_s=1e9),))
     profile = replace(MEASURED, speeds=(speed,))
     wider = replace(SHAPE, width=128, mlp_width=512)
     batch = BatchSplit(global_batch=1, micro_batch=1, world_size=1)
     flops = wider.flops(kept=64, dropped_layers=4)
-    assert profile.step_s(wider, dropped_layers=4, kept=64, batch=batch) == pytest.approx(flops / 1e9)
+    assert profile.step_s(wider, flops=flops, batch=batch) == pytest.approx(flops / 1e9)
 
 
 def test_a_model_between_two_known_ones_is_as_fast_as_something_between_them() -> None:
@@ -87,7 +117,9 @@ def test_a_model_between_two_known_ones_is_as_fast_as_something_between_them() -
     points = {32: Point(kept_length=64, flops_per_s=1e9), 128: Point(kept_length=64, flops_per_s=3e9)}
     speeds = (ModelSpeed(model=f"{w}", shape=shapes[w], dropped_layers=0, points=(p,)) for w, p in points.items())
     profile = replace(MEASURED, speeds=tuple(speeds))
-    found = {w: profile.flops_per_s(s, dropped_layers=0, kept=64, micro_batch=1) for w, s in shapes.items()}
+    found = {
+        w: profile.flops_per_s(s, flops=s.flops(kept=64, dropped_layers=0), micro_batch=1) for w, s in shapes.items()
+    }
     assert found[32] == pytest.approx(1e9)
     assert 1.5e9 < found[64] < 2.5e9
     assert found[128] == pytest.approx(3e9)
@@ -118,7 +150,7 @@ def test_a_shipped_profile_says_what_it_was_derived_from(name: str) -> None:
 def test_the_papers_runs_on_64_gpus_take_the_papers_days(job: str, days: float) -> None:
     config = load_job(PAPER / f"{job}.yaml", ["scaling.profile=a100-40g-8"])
     assert config.scaling.profile is not None
-    taken = estimate(config.plan(), config.scaling.profile)
+    taken = estimate(config.plan, config.scaling.profile)
     assert taken.wall_clock_s / 86400 == pytest.approx(days, rel=0.002)
     assert taken.gpu_hours == pytest.approx(64 * taken.wall_clock_s / 3600)
 
@@ -135,5 +167,6 @@ def test_the_h200_profile_gives_the_published_speeds_back(
     model = ModelShape(
         layers=layers, width=width, sequence_length=1024, vocab_size=50304, mlp_width=4 * width, causal=True
     )
-    speed = profile.flops_per_s(model, dropped_layers=0, kept=1024, micro_batch=8)
-    assert 1024 * speed / model.flops(kept=1024, dropped_layers=0) == pytest.approx(tokens_per_s, rel=tolerance)
+    flops = model.flops(kept=1024, dropped_layers=0)
+    speed = profile.flops_per_s(model, flops=flops, micro_batch=8)
+    assert 1024 * speed / flops == pytest.approx(tokens_per_s, rel=tolerance)

@@ -14,6 +14,7 @@ from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.kept_length import Constant
 from tokendrop.schedule.learning_rate import Decay, LearningRate
 from tokendrop.schedule.plan import RunPlan, build_plan
+from tokendrop.schedule.routes import RouteSchedule
 
 
 @st.composite
@@ -29,11 +30,12 @@ def learning_rates(draw: st.DrawFn) -> LearningRate:
 
 
 def consumed(plan: RunPlan, steps: int) -> int:
-    """Layer tokens of one sequence a step, in the letters of appendix C: 2sT + sum of (l - 2) b_t over T steps."""
+    """Layer tokens: of one sequence a step, in the letters of appendix C, 2sT + sum of (l - 2) b_t over T steps."""
     whole = plan.shape.layers - len(plan.dropped_layers)
-    total = 0
+    each = plan.batch.global_batch if plan.routes.counts == "tokens" else plan.shape.sequence_length
+    total = steps * whole * plan.tokens_per_step
     for step in range(steps):
-        total += whole * plan.shape.sequence_length + len(plan.dropped_layers) * plan.at(step).kept_length
+        total += each * sum(plan.at(step).kept_by_layer.values())
     return total
 
 
@@ -66,7 +68,7 @@ def layer_token_plans(draw: st.DrawFn) -> tuple[RunPlan, int]:
 def test_the_warm_up_lasts_the_layer_tokens_that_it_would_at_full_length(case: tuple[RunPlan, int]) -> None:
     """Appendix C, first equation: 2s T_w + sum of (l - 2) b_t = s l T_warmup, at the first step that reaches it."""
     plan, warmup_steps = case
-    right = plan.shape.sequence_length * plan.shape.layers * warmup_steps
+    right = plan.tokens_per_step * plan.shape.layers * warmup_steps
     solved = plan.warmup_steps()
     assert consumed(plan, solved) >= right
     assert solved == 0 or consumed(plan, solved - 1) < right
@@ -79,9 +81,8 @@ def test_the_warm_up_lasts_the_layer_tokens_that_it_would_at_full_length(case: t
 def test_the_decay_lasts_all_layer_tokens_after_the_warm_up(case: tuple[RunPlan, int]) -> None:
     """Appendix C, second equation: what the whole run consumes, less what the warm-up does."""
     plan, warmup_steps = case
-    sequences = plan.batch.global_batch
-    warmup = plan.shape.sequence_length * plan.shape.layers * warmup_steps
-    assert plan.learning_rate.decay_length == sequences * (consumed(plan, plan.steps) - warmup)
+    warmup = plan.tokens_per_step * plan.shape.layers * warmup_steps
+    assert plan.learning_rate.decay_length == consumed(plan, plan.steps) - warmup
 
 
 @given(plans())
@@ -175,9 +176,8 @@ def a_plan(clock: Literal["step", "layer_token"], *, steps: int, warmup_steps: i
     """4 layers, 16 tokens."""
     return build_plan(
         steps=steps,
-        schedule=Constant(kept=kept),
+        routes=[RouteSchedule(span=(1, 2), kept=Constant(kept=kept))],
         shape=ModelShape(layers=4, width=8, sequence_length=16, vocab_size=50, mlp_width=32, causal=True),
-        dropped_layers=(1, 2),
         batch=BatchSplit(global_batch=6, micro_batch=1, world_size=2),
         lr_clock=clock,
         warmup_steps=warmup_steps,

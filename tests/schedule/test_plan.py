@@ -11,8 +11,9 @@ from strategies import plans, schedules
 from tokendrop.config.load import load_job
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
-from tokendrop.schedule.kept_length import Constant, KeptLengthSchedule
+from tokendrop.schedule.kept_length import Constant, KeptByStep
 from tokendrop.schedule.plan import RunPlan, build_plan
+from tokendrop.schedule.routes import Counts, RouteSchedule
 
 PAPER = Path(__file__).parents[2] / "jobs" / "paper"
 SHAPE = ModelShape(layers=6, width=8, sequence_length=64, vocab_size=50, mlp_width=32, causal=True)
@@ -20,23 +21,28 @@ BATCH = BatchSplit(global_batch=6, micro_batch=1, world_size=2)
 RATE = {"warmup_steps": 0, "peak_lr": 1.0, "final_lr": 0.0, "decay": "linear"}
 
 
+def seen_at(plan: RunPlan, step: int, layer: int) -> tuple[int, int]:
+    """Sequences that a layer runs on, and tokens of each."""
+    every, length = plan.batch.global_batch, plan.shape.sequence_length
+    kept = plan.at(step).kept_by_layer.get(layer)
+    if kept is None:
+        return every, length
+    return (every, kept) if plan.routes.counts == "tokens" else (kept, length)
+
+
 def layer_tokens_of_step(plan: RunPlan, step: int) -> int:
     """Counted one layer at a time."""
-    length = plan.shape.sequence_length
-    seen = [plan.at(step).kept_length if layer in plan.dropped_layers else length for layer in range(plan.shape.layers)]
-    return plan.batch.global_batch * sum(seen)
+    seen = [seen_at(plan, step, layer) for layer in range(plan.shape.layers)]
+    return sum(sequences * tokens for sequences, tokens in seen)
 
 
 def flops_of_step(plan: RunPlan, step: int) -> int:
-    """Counted one sequence and one layer at a time, a layer being what a model of that one layer adds."""
-    shape, kept = plan.shape, plan.at(step).kept_length
+    """Counted one layer at a time, a layer being what a model of that one layer adds."""
+    shape = plan.shape
     whole = shape.flops(kept=shape.sequence_length, dropped_layers=0)
     head = whole - shape.layers * one_layer(shape, shape.sequence_length)
-    layers = sum(
-        one_layer(shape, kept if layer in plan.dropped_layers else shape.sequence_length)
-        for layer in range(shape.layers)
-    )
-    return plan.batch.global_batch * (layers + head)
+    seen = [seen_at(plan, step, layer) for layer in range(shape.layers)]
+    return plan.batch.global_batch * head + sum(sequences * one_layer(shape, tokens) for sequences, tokens in seen)
 
 
 def one_layer(shape: ModelShape, tokens: int) -> int:
@@ -55,22 +61,26 @@ def test_segments_tile_the_run_without_gap_or_overlap(plan: RunPlan) -> None:
     assert plan.segments[-1].stop == plan.steps
 
 
-@given(schedules(SHAPE.sequence_length), st.integers(1, 200))
-def test_each_step_lies_in_a_segment_of_its_kept_length(schedule: KeptLengthSchedule, steps: int) -> None:
-    plan = build_plan(
-        steps=steps,
-        schedule=schedule,
-        shape=SHAPE,
-        dropped_layers=(1, 2),
-        batch=BATCH,
-        lr_clock="step",
-        **RATE,
-    )
+@given(st.lists(schedules(SHAPE.sequence_length), min_size=3, max_size=3), st.integers(1, 200))
+def test_each_step_lies_in_a_segment_of_its_kept_lengths(by_route: list[KeptByStep], steps: int) -> None:
+    spans = ((0, 1), (3, 3), (4, 5))
+    routes = [RouteSchedule(span=span, kept=kept) for span, kept in zip(spans, by_route, strict=True)]
+    plan = build_plan(steps=steps, routes=routes, shape=SHAPE, batch=BATCH, lr_clock="step", **RATE)
     for step in range(steps):
-        segment = plan.at(step)
+        segment, (one, two, three) = plan.at(step), (kept.at(step) for kept in by_route)
         assert segment.start <= step < segment.stop
-        assert segment.kept_length == schedule.kept_length(step)
-    assert all(one.kept_length != two.kept_length for one, two in pairwise(plan.segments))
+        assert segment.kept_by_route == {0: one, 3: two, 4: three}
+        assert segment.kept_by_layer == {0: one, 1: one, 3: two, 4: three, 5: three}
+        assert abs(segment.kept_length - (2 * one + two + 2 * three) / 5) <= 0.5
+    assert all(one.kept != two.kept for one, two in pairwise(plan.segments))
+
+
+@given(schedules(SHAPE.sequence_length), st.integers(1, 200))
+def test_one_schedule_for_all_layers_is_told_by_one_number(schedule: KeptByStep, steps: int) -> None:
+    routes = [RouteSchedule(span=(layer, layer), kept=schedule) for layer in (1, 2, 4)]
+    plan = build_plan(steps=steps, routes=routes, shape=SHAPE, batch=BATCH, lr_clock="step", **RATE)
+    for step in range(steps):
+        assert plan.at(step).kept_length == schedule.at(step)
 
 
 @given(plans())
@@ -120,13 +130,19 @@ def test_costs_outside_of_their_range_are_refused(kept: int, dropped_layers: int
             cost(kept=kept, dropped_layers=dropped_layers)
 
 
+@pytest.mark.parametrize(("counts", "kept"), [("tokens", 65), ("sequences", 7)])
+def test_more_than_there_is_can_not_stay(counts: Counts, kept: int) -> None:
+    routes = [RouteSchedule(span=(1, 2), kept=Constant(kept=kept))]
+    with pytest.raises(ValueError, match=f"got {kept}"):
+        build_plan(steps=3, routes=routes, counts=counts, shape=SHAPE, batch=BATCH, lr_clock="step", **RATE)
+
+
 def test_a_run_of_no_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 step"):
         build_plan(
             steps=0,
-            schedule=Constant(kept=64),
+            routes=(),
             shape=SHAPE,
-            dropped_layers=(),
             batch=BATCH,
             lr_clock="step",
             **RATE,
@@ -146,11 +162,11 @@ def test_a_run_of_no_steps_is_refused() -> None:
     ],
 )
 def test_the_papers_settings_save_what_the_paper_says(job: str, percent: float, places: int) -> None:
-    assert round(100 * load_job(PAPER / f"{job}.yaml").plan().layer_token_saving(), places) == percent
+    assert round(100 * load_job(PAPER / f"{job}.yaml").plan.layer_token_saving(), places) == percent
 
 
 @pytest.mark.parametrize("job", ["gpt3_350m_ltd", "gpt3_1.3b_ltd"])
 def test_the_papers_third_is_saved_over_the_dropped_layers_alone(job: str) -> None:
-    plan = load_job(PAPER / f"{job}.yaml").plan()
+    plan = load_job(PAPER / f"{job}.yaml").plan
     assert round(100 * plan.dropped_layer_token_saving(), 1) == 33.1
     assert len(plan.dropped_layers) == plan.shape.layers - 2

@@ -1,4 +1,4 @@
-"""Workers by stage: what every choice keeps to, and that none is better."""
+"""Workers by stage: what every choice keeps to, and how good it is."""
 
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
@@ -10,25 +10,27 @@ from hypothesis import strategies as st
 from strategies import MEASURED, plans
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
-from tokendrop.schedule.kept_length import Piecewise
+from tokendrop.schedule.kept_length import Stages
 from tokendrop.schedule.plan import RunPlan, build_plan
-from tokendrop.schedule.scaling import Estimate, Wish, choose_sizes, estimate, legal_sizes, with_workers
+from tokendrop.schedule.routes import RouteSchedule
+from tokendrop.schedule.scaling import Estimate, ScalingObjective, choose_sizes, estimate, legal_sizes, with_workers
 
 SHAPE = MEASURED.speeds[0].shape
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, stages: int = 8) -> tuple[RunPlan, DeviceProfile, Wish]:
+def cases(draw: st.DrawFn, *, stages: int = 8) -> tuple[RunPlan, DeviceProfile, ScalingObjective]:
     """Runs of up to 12 micro batches of a second or less; exchanges and resizes from free to far dearer than that."""
     kept = draw(st.lists(st.integers(1, SHAPE.sequence_length), min_size=1, max_size=stages, unique=True))
     starts = [0, *accumulate(draw(st.integers(1, 40)) for _ in kept)]
     micro = draw(st.integers(1, 3))
     batch = BatchSplit(global_batch=micro * draw(st.sampled_from([4, 6, 8, 12])), micro_batch=micro, world_size=1)
+    steps = starts.pop()
+    rising = Stages(stages=tuple(zip(starts, sorted(kept), strict=True)))
     plan = build_plan(
-        steps=starts.pop(),
-        schedule=Piecewise(stages=tuple(zip(starts, sorted(kept), strict=True))),
+        steps=steps,
+        routes=[RouteSchedule(span=(0, SHAPE.layers - 1), kept=rising)],
         shape=SHAPE,
-        dropped_layers=tuple(range(SHAPE.layers)),
         batch=batch,
         lr_clock=draw(st.sampled_from(["step", "layer_token"])),
         warmup_steps=0,
@@ -36,8 +38,10 @@ def cases(draw: st.DrawFn, *, stages: int = 8) -> tuple[RunPlan, DeviceProfile, 
         final_lr=0.0,
         decay="linear",
     )
-    wish = Wish(min_workers=1, max_workers=draw(st.integers(2, 8)), minimise=draw(st.sampled_from(["cost", "time"])))
-    return plan, draw(profiles(plan)), wish
+    objective = ScalingObjective(
+        min_workers=1, max_workers=draw(st.integers(2, 8)), minimise=draw(st.sampled_from(["cost", "time"]))
+    )
+    return plan, draw(profiles(plan)), objective
 
 
 @st.composite
@@ -65,39 +69,41 @@ def fixed(plan: RunPlan, profile: DeviceProfile, workers: int) -> Estimate:
     return estimate(with_workers(plan, [(0, workers)]), profile)
 
 
-def chosen(plan: RunPlan, profile: DeviceProfile, wish: Wish) -> tuple[RunPlan, Estimate]:
-    elastic = with_workers(plan, choose_sizes(plan, profile, wish))
+def chosen(plan: RunPlan, profile: DeviceProfile, objective: ScalingObjective) -> tuple[RunPlan, Estimate]:
+    elastic = with_workers(plan, choose_sizes(plan, profile, objective))
     return elastic, estimate(elastic, profile)
 
 
-def sums(wish: Wish, taken: Estimate) -> tuple[float, float]:
+def sums(objective: ScalingObjective, taken: Estimate) -> tuple[float, float]:
     """What is minimised and what is limited, in hours and GPU-hours."""
     both = taken.gpu_hours, taken.wall_clock_s / 3600
-    return both if wish.minimise == "cost" else both[::-1]
+    return both if objective.minimise == "cost" else both[::-1]
 
 
-def halfway(plan: RunPlan, profile: DeviceProfile, wish: Wish) -> Wish:
-    """The wish with a limit between those of the smallest and of the largest size."""
-    options = legal_sizes(plan, wish)
-    limits = [sums(wish, fixed(plan, profile, workers))[1] for workers in (options[0], options[-1])]
-    return replace(wish, limit=sum(limits) / 2)
+def halfway(plan: RunPlan, profile: DeviceProfile, objective: ScalingObjective) -> ScalingObjective:
+    """The objective with a limit between those of the smallest and of the largest size."""
+    options = legal_sizes(plan, objective)
+    limits = [sums(objective, fixed(plan, profile, workers))[1] for workers in (options[0], options[-1])]
+    return replace(objective, limit=sum(limits) / 2)
 
 
 @given(cases())
-def test_sizes_divide_so_the_global_batch_never_changes(case: tuple[RunPlan, DeviceProfile, Wish]) -> None:
-    plan, profile, wish = case
-    wish = halfway(plan, profile, wish)
-    elastic, _ = chosen(plan, profile, wish)
+def test_sizes_divide_so_the_global_batch_never_changes(case: tuple[RunPlan, DeviceProfile, ScalingObjective]) -> None:
+    plan, profile, objective = case
+    objective = halfway(plan, profile, objective)
+    elastic, _ = chosen(plan, profile, objective)
     for segment in elastic.segments:
         assert segment.workers * segment.accumulation * plan.batch.micro_batch == plan.batch.global_batch
-        assert wish.min_workers <= segment.workers <= wish.max_workers
+        assert objective.min_workers <= segment.workers <= objective.max_workers
 
 
 @given(cases(), st.data())
-def test_workers_change_nothing_but_workers(case: tuple[RunPlan, DeviceProfile, Wish], data: st.DataObject) -> None:
-    plan, _, wish = case
+def test_workers_change_nothing_but_workers(
+    case: tuple[RunPlan, DeviceProfile, ScalingObjective], data: st.DataObject
+) -> None:
+    plan, _, objective = case
     starts = sorted({0, *data.draw(st.lists(st.integers(0, plan.steps - 1), max_size=4))})
-    sizes = [(start, data.draw(st.sampled_from(legal_sizes(plan, wish)))) for start in starts]
+    sizes = [(start, data.draw(st.sampled_from(legal_sizes(plan, objective)))) for start in starts]
     elastic = with_workers(plan, sizes)
     for step in range(plan.steps):
         assert elastic.at(step).workers == next(size for start, size in reversed(sizes) if start <= step)
@@ -111,47 +117,51 @@ def test_workers_change_nothing_but_workers(case: tuple[RunPlan, DeviceProfile, 
 
 
 @given(cases(stages=4), st.data())
-def test_no_other_choice_is_better(case: tuple[RunPlan, DeviceProfile, Wish], data: st.DataObject) -> None:
+def test_no_other_choice_is_better_without_a_limit_and_a_limit_is_kept_where_it_can_be(
+    case: tuple[RunPlan, DeviceProfile, ScalingObjective], data: st.DataObject
+) -> None:
     """The limit is what some choice takes, or less than any does."""
-    plan, profile, wish = case
-    starts, options = [segment.start for segment in plan.segments], legal_sizes(plan, wish)
+    plan, profile, objective = case
+    starts, options = [segment.start for segment in plan.segments], legal_sizes(plan, objective)
     routes = [list(zip(starts, sizes, strict=True)) for sizes in product(options, repeat=len(starts))]
-    every = [sums(wish, estimate(with_workers(plan, route), profile)) for route in routes]
+    every = [sums(objective, estimate(with_workers(plan, route), profile)) for route in routes]
+    assert sums(objective, chosen(plan, profile, objective)[1])[0] == pytest.approx(min(value for value, _ in every))
     least = min(limited for _, limited in every)
     limit = data.draw(st.sampled_from([least * 0.9, *sorted({limited for _, limited in every})]))
-    within = [value for value, limited in every if limited <= limit]
-    wish = replace(wish, limit=limit)
+    objective = replace(objective, limit=limit)
 
-    if within:
-        value, limited = sums(wish, chosen(plan, profile, wish)[1])
-        assert value <= min(within) * (1 + 1e-8)  # below it where rounding alone has put a better one over the limit
-        assert limited <= limit * (1 + 1e-8)
+    if least <= limit:
+        assert sums(objective, chosen(plan, profile, objective)[1])[1] <= limit * (1 + 1e-8)
     else:
         with pytest.raises(ValueError, match="at least") as caught:
-            choose_sizes(plan, profile, wish)
+            choose_sizes(plan, profile, objective)
         assert float(str(caught.value).split(" takes ")[1].split()[0]) >= least
 
 
 @given(cases())
-def test_within_the_time_of_a_fixed_size_it_never_costs_more(case: tuple[RunPlan, DeviceProfile, Wish]) -> None:
-    plan, profile, wish = case
-    for workers in legal_sizes(plan, wish):
-        value, limit = sums(wish, fixed(plan, profile, workers))
-        found, limited = sums(wish, chosen(plan, profile, replace(wish, limit=limit))[1])
+def test_within_the_time_of_a_fixed_size_it_never_costs_more(
+    case: tuple[RunPlan, DeviceProfile, ScalingObjective],
+) -> None:
+    plan, profile, objective = case
+    for workers in legal_sizes(plan, objective):
+        value, limit = sums(objective, fixed(plan, profile, workers))
+        found, limited = sums(objective, chosen(plan, profile, replace(objective, limit=limit))[1])
         assert found <= value * (1 + 1e-8)
         assert limited <= limit * (1 + 1e-8)
 
 
 @given(cases())
-def test_where_resizes_are_free_each_stage_has_its_own_best_size(case: tuple[RunPlan, DeviceProfile, Wish]) -> None:
-    plan, profile, wish = case
+def test_where_resizes_are_free_each_stage_has_its_own_best_size(
+    case: tuple[RunPlan, DeviceProfile, ScalingObjective],
+) -> None:
+    plan, profile, objective = case
     at_once = Link(bytes_per_s=1e18, latency_s=0.0)  # by which a checkpoint that was read is handed on
     links = {"within_node": at_once, "between_nodes": at_once}
     profile = replace(profile, resize_s=0.0, checkpoint_bytes_per_s=1e18, **links)
-    _, taken = chosen(plan, profile, wish)
-    stages = [[fixed(part, profile, w) for w in legal_sizes(plan, wish)] for part in alone(plan)]
-    best = sum(min(sums(wish, one)[0] for one in stage) for stage in stages)
-    assert sums(wish, taken)[0] == pytest.approx(best)
+    _, taken = chosen(plan, profile, objective)
+    stages = [[fixed(part, profile, w) for w in legal_sizes(plan, objective)] for part in alone(plan)]
+    best = sum(min(sums(objective, one)[0] for one in stage) for stage in stages)
+    assert sums(objective, taken)[0] == pytest.approx(best)
 
 
 def alone(plan: RunPlan) -> list[RunPlan]:
@@ -160,30 +170,30 @@ def alone(plan: RunPlan) -> list[RunPlan]:
 
 
 @given(cases())
-def test_dearer_resizes_never_cost_less(case: tuple[RunPlan, DeviceProfile, Wish]) -> None:
-    plan, profile, wish = case
-    wish = halfway(plan, profile, wish)
-    one, two = (chosen(plan, replace(profile, resize_s=pause), wish) for pause in (1.0, 100.0))
-    assert sums(wish, one[1])[0] <= sums(wish, two[1])[0] * (1 + 1e-8)
-    assert chosen(plan, replace(profile, resize_s=1e9), wish)[0].resizes == ()
+def test_dearer_resizes_never_cost_less(case: tuple[RunPlan, DeviceProfile, ScalingObjective]) -> None:
+    plan, profile, objective = case
+    one, two = (chosen(plan, replace(profile, resize_s=pause), objective) for pause in (1.0, 100.0))
+    assert sums(objective, one[1])[0] <= sums(objective, two[1])[0] * (1 + 1e-8)
+    objective = halfway(plan, profile, objective)
+    assert chosen(plan, replace(profile, resize_s=1e9), objective)[0].resizes == ()
 
 
 @given(cases())
-def test_neighbours_of_one_size_are_one_part(case: tuple[RunPlan, DeviceProfile, Wish]) -> None:
-    plan, profile, wish = case
-    wish = halfway(plan, profile, wish)
-    sizes = choose_sizes(plan, profile, wish)
+def test_neighbours_of_one_size_are_one_part(case: tuple[RunPlan, DeviceProfile, ScalingObjective]) -> None:
+    plan, profile, objective = case
+    objective = halfway(plan, profile, objective)
+    sizes = choose_sizes(plan, profile, objective)
     assert all(one[1] != two[1] for one, two in pairwise(sizes))
     assert len(with_workers(plan, sizes).resizes) == len(sizes) - 1 < len(plan.segments)
 
 
 @given(cases())
 def test_gpu_hours_are_workers_by_time_and_a_pause_is_paid_on_the_larger_side(
-    case: tuple[RunPlan, DeviceProfile, Wish],
+    case: tuple[RunPlan, DeviceProfile, ScalingObjective],
 ) -> None:
-    plan, profile, wish = case
-    wish = halfway(plan, profile, wish)
-    elastic, taken = chosen(plan, profile, wish)
+    plan, profile, objective = case
+    objective = halfway(plan, profile, objective)
+    elastic, taken = chosen(plan, profile, objective)
     running = [fixed(part, profile, part.at(0).workers) for part in alone(elastic)]
     changes = [(before, after) for _, before, after in elastic.resizes]
     pauses = [profile.pause_s(plan.shape, before=before, after=after) for before, after in changes]

@@ -1,23 +1,24 @@
-"""The search for a route, against all routes."""
+"""The search for a route, against all routes and the bound of the Lagrange multiplier."""
 
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokendrop.schedule.search import Pair, best_route, total
 
-amounts = st.integers(0, 50).map(float)
-pairs = st.tuples(amounts, amounts)
+# Mostly what is cheap in one sum is dear in the other.
+pairs = st.tuples(st.integers(0, 50), st.integers(0, 10)).map(lambda pair: (float(pair[0]), 50.0 - pair[0] + pair[1]))
+few = st.integers(0, 5).map(float)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[list[Pair]], list[list[Pair]]]:
-    """Stages of some options each, and what it adds to go from one option to another; up to 243 routes."""
-    options, stages = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    """Stages of some options each, and what it adds to go from one option to another; up to 81 routes."""
+    options, stages = draw(st.integers(2, 3)), draw(st.integers(1, 4))
     row = st.lists(pairs, min_size=options, max_size=options)
-    turns = [[(0.0, 0.0) if i == j else draw(pairs) for j in range(options)] for i in range(options)]
+    turns = [[(0.0, 0.0) if i == j else draw(st.tuples(few, few)) for j in range(options)] for i in range(options)]
     return draw(st.lists(row, min_size=stages, max_size=stages)), turns
 
 
@@ -25,8 +26,29 @@ def all_totals(stages: list[list[Pair]], turns: list[list[Pair]]) -> list[Pair]:
     return [total(stages, turns, route) for route in product(range(len(turns)), repeat=len(stages))]
 
 
+def best_at_the_price(every: list[Pair], limit: float) -> list[Pair]:
+    """Of the routes that keep the limit, those that no price of the limited sum tells from the best one.
+
+    The price is the one that gives the highest lower bound on all routes within the limit.
+    """
+    best = {
+        one for one in every if not any(other[0] <= one[0] and other[1] <= one[1] and other != one for other in every)
+    }
+    prices = {0.0} | {(b[0] - a[0]) / (a[1] - b[1]) for a in best for b in best if a[1] > b[1]}
+    bounds = {price: min(value + price * (limited - limit) for value, limited in best) for price in prices}
+    highest = max(bounds.values())
+    assert highest <= min(value for value, limited in best if limited <= limit) + 1e-6
+    highest_at = [price for price, bound in bounds.items() if bound > highest - 1e-6]
+    return [
+        (value, limited)
+        for value, limited in best
+        if limited <= limit and any(value + price * (limited - limit) < highest + 1e-6 for price in highest_at)
+    ]
+
+
+@settings(max_examples=200)
 @given(cases(), st.data())
-def test_no_route_within_the_limit_is_better(
+def test_a_route_keeps_the_limit_and_no_price_shows_a_better_one_nor_is_a_fixed_option(
     case: tuple[list[list[Pair]], list[list[Pair]]], data: st.DataObject
 ) -> None:
     """The limit is what some route takes, so that there is often a better one which just fails it."""
@@ -38,7 +60,10 @@ def test_no_route_within_the_limit_is_better(
     assert route is not None
     value, limited = total(*case, route)
     assert limited <= limit * (1 + 1e-8)
-    assert value <= min(value for value, limited in every if limited <= limit) * (1 + 1e-8)
+    assert value <= max(value for value, _ in best_at_the_price(every, limit)) + 1e-6
+    for option in range(len(case[1])):
+        fixed = total(*case, [option] * len(case[0]))
+        assert fixed[1] > limit or value <= fixed[0]
 
 
 @given(cases())

@@ -34,7 +34,8 @@ grown = st.sampled_from(["layers", "width", "vocab_size", "mlp_width"])
 
 def seconds(profile: DeviceProfile, shape: ModelShape, sharing: Sharing, *, size: int, each: int = 1) -> float:
     batch = BatchSplit(global_batch=size * each, micro_batch=1, world_size=size)
-    return profile.step_s(shape, dropped_layers=4, kept=shape.sequence_length, batch=batch, sharing=sharing)
+    flops = shape.flops(kept=shape.sequence_length, dropped_layers=4)
+    return profile.step_s(shape, flops=flops, batch=batch, sharing=sharing)
 
 
 @given(profiles, sharings, workers, st.integers(1, 4), grown)

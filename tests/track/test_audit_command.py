@@ -7,8 +7,8 @@ import pytest
 
 from ledgers import make_run, take, with_ledger
 from mutations import flip_bit, truncate
-from tokendrop.cli import main
-from tokendrop.data.shards import SHARDS
+from tokendrop.cli.main import main
+from tokendrop.data.shards.format import SHARDS
 from tokendrop.errors import UserError
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import LEDGER

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from ledgers import BATCH, Run, make_run, report
 from mutations import KINDS, flip_bit, mutations, truncate
 from tiny import experiment
-from tokendrop.cli import main
+from tokendrop.cli.main import main
+from tokendrop.config.task import CausalLm, perplexity
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import LEDGER, METRICS, STEPS, Journal, MetricsTail, read_steps
@@ -32,8 +33,7 @@ from tokendrop.track.run_folder import (
     summarize,
     tokenizer_of,
 )
-from tokendrop.train.committed import META, step_name, write_meta
-from tokendrop.train.report import perplexity
+from tokendrop.train.checkpoint_index import META, step_name, write_meta
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_what_describes_a_run_is_read_back_and_is_for_people_too(described) -> N
     assert tokenizer_of(described) == described / "tokenizer.json"
     assert (described / JOB).read_text().startswith("name: tiny\n")
     assert (described / DATA).read_text().startswith(f"{data}\n")
-    assert len(json.loads((described / PLAN).read_text())["segments"]) == len(config.plan().segments)
+    assert len(json.loads((described / PLAN).read_text())["segments"]) == len(config.plan.segments)
 
 
 @given(mutations())
@@ -186,7 +186,7 @@ def test_a_loss_that_is_too_large_for_its_perplexity_is_recorded(run) -> None:
     pq.write_table(table.set_column(table.schema.get_field_index("val_loss"), "val_loss", losses), part)
     assert summarize(run.folder)["val_perplexity"] == math.inf
     line = {**asdict(report(1, 1)), "val_loss": 1e4}
-    assert ("perplexity/validation", math.inf) in [point[:2] for point in _points([line])]
+    assert ("perplexity/validation", math.inf) in [point[:2] for point in _points([line], CausalLm())]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from mlflow.entities import Run
 
 from checkouts import free_ports
 from servers import server
-from tokendrop.cli import main
+from tokendrop.cli.main import main
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.config.run import CheckpointConfig

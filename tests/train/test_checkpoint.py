@@ -17,7 +17,7 @@ from tiny import Rows, assert_same, experiment, gpt
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.journal import MetricsTail, read_ledger, read_steps
 from tokendrop.train.checkpoint import Checkpoints, SetAsideError, load_weights
-from tokendrop.train.committed import committed, newest_whole, read_meta, step_name
+from tokendrop.train.checkpoint_index import committed, newest_whole, read_meta, step_name
 from tokendrop.train.engines.ddp import DdpEngine
 
 ACCUMULATED = 1e-10  # float64, over 6 steps of Adam on gradients added up in another order
@@ -67,7 +67,7 @@ def test_a_run_that_stops_or_pauses_anywhere_is_saved_there_and_goes_on_as_if_it
 
 
 def test_the_schedule_and_the_rate_of_a_run_are_those_of_its_plan(uninterrupted) -> None:
-    plan = experiment().plan()
+    plan = experiment().plan
     for step, row in enumerate(read_steps(uninterrupted[1])):
         assert row["kept_length"] == plan.at(step).kept_length
         assert row["lr"] == plan.lr(step)
@@ -251,7 +251,7 @@ def test_storage_that_can_not_be_read_just_now_says_nothing_of_a_checkpoint(
     checkpoints = Checkpoints(run / "checkpoints", keep=9, meta={})
     with monkeypatch.context() as patched:
         patched.setattr("tokendrop.train.reader.read_part", away)
-        patched.setattr("tokendrop.train.committed.file_sha256", away)
+        patched.setattr("tokendrop.train.checkpoint_index.file_sha256", away)
         with pytest.raises(OSError, match="Stale file handle"):
             checkpoints.load(new_engine(experiment()), saved[-1])
         with pytest.raises(OSError, match="Stale file handle"):

@@ -16,11 +16,11 @@ import torch
 from hypothesis import given, settings
 
 from mutations import Mutation, mutations, seal_again
-from tiny import assert_same, experiment, gpt
+from tiny import assert_same, experiment, gpt, loss_of
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.models.build import build_model
 from tokendrop.train.checkpoint import Checkpoints, SetAsideError, load_weights
-from tokendrop.train.committed import (
+from tokendrop.train.checkpoint_index import (
     META,
     check_whole,
     committed,
@@ -42,7 +42,7 @@ def engine_of(step: int) -> DdpEngine:
     """A model whose weights tell of the step."""
     config = experiment()
     model = build_model(config.model, seed=step).double()
-    return DdpEngine(model, build_optimizer(model, config.train), torch.float64)
+    return DdpEngine(model, build_optimizer(model, config.train), torch.float64, loss=loss_of)
 
 
 def save(folder: Path, *steps: int, keep: int = 9) -> list[Path]:

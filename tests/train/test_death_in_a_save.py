@@ -16,7 +16,7 @@ from tiny import assert_same, experiment
 from tokendrop.schedule.duration import Duration
 from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.committed import META, committed, newest_complete, newest_whole, step_name
+from tokendrop.train.checkpoint_index import META, committed, newest_complete, newest_whole, step_name
 from tokendrop.train.storage import INDEX
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

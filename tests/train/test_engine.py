@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny import TOKENS, Rows, assert_same, experiment, gpt, rows_of
+from tiny import TOKENS, Rows, assert_same, experiment, gpt, loss_of, rows_of
 from tokendrop.method import Dropping, attach
 from tokendrop.models.batch import Batch
 from tokendrop.train.engines.ddp import DdpEngine
@@ -15,7 +15,7 @@ EXACT = 1e-12  # float64; the order of additions may differ
 
 def engine(**changes: object) -> DdpEngine:
     model = gpt(**changes)
-    return DdpEngine(model, build_optimizer(model, experiment().train), torch.float64)
+    return DdpEngine(model, build_optimizer(model, experiment().train), torch.float64, loss=loss_of)
 
 
 def draw(dropping: Dropping, batch: Batch) -> None:
@@ -30,7 +30,7 @@ def accumulated(dropping: Dropping | None, one: DdpEngine, sizes: list[int]) -> 
         if dropping is not None:
             draw(dropping, batch)
         last = first + size == sum(sizes)
-        losses.append(one.forward_backward(batch, share=size / sum(sizes), last_micro_batch=last))
+        losses.append(one.forward_backward(batch, share=size / sum(sizes), last_micro_batch=last).mean)
         first += size
     return {name: p.grad.clone() for name, p in one.model.named_parameters() if p.grad is not None}, losses
 

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from groups import together
 from tiny import TOKENS, experiment
-from tokendrop.data.batches import held_out_batches, text_batch
-from tokendrop.launch.worker import build_engine
+from tokendrop.data.read.batches import held_out_batches
 from tokendrop.models.build import build_model
+from tokendrop.tasks.causal_lm import text_batch
 from tokendrop.train.held_out import held_out_mean
+from tokendrop.train.worker import build_engine
 
 EXACT = 1e-12  # float64
 CPU = torch.device("cpu")

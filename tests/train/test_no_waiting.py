@@ -5,19 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from attempts import attempt, history
 from fake_gpu import GPU, HostWaitsError, fake_gpu
-from tiny import TOKENS, Rows, experiment, gpt_config
-from tokendrop.data.batches import CopyStream, text_batch
+from tiny import TOKENS, Rows, experiment, gpt_config, loss_of
+from tokendrop.data.read.batches import CopyStream
 from tokendrop.method import attach
-from tokendrop.models.batch import Batch
+from tokendrop.models.batch import Batch, TextBatch
 from tokendrop.models.gpt import Gpt
+from tokendrop.tasks.causal_lm import text_batch
 from tokendrop.track.journal import read_ledger
 from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.loop import Parts, start_step, train
+from tokendrop.train.loop import TrainComponents, start_step, train
 from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.task import Loss
 
 CONFIG = experiment(train__precision="fp32", model__dropout=0.1)
 
@@ -28,14 +29,14 @@ class GpuRows(Rows):
     def of_step(self, step: int):
         for number in self.split.micro_batches(self.rank):
             inputs = [torch.zeros(self.split.micro_batch, TOKENS, dtype=torch.int64, device=GPU) for _ in range(2)]
-            yield Batch(input_ids_BS=inputs[0], labels_BS=inputs[1], sample_ids_B=IDS, number=number)
+            yield TextBatch(input_ids_BS=inputs[0], labels_BS=inputs[1], sample_ids_B=IDS, number=number)
 
 
 class ForwardOnly(DdpEngine):
     """Autograd asks the driver for streams, which a GPU that is not there does not have."""
 
     @torch.no_grad()
-    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Tensor:
+    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
         for parameter in self.model.parameters():
             parameter.grad = torch.empty_like(parameter)
         return self.forward(self.model, batch)
@@ -44,13 +45,13 @@ class ForwardOnly(DdpEngine):
 IDS = torch.arange(CONFIG.train.micro_batch)
 
 
-def parts_on_gpu() -> Parts:
+def parts_on_gpu() -> TrainComponents:
     model = Gpt(gpt_config(dropout=0.1))
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, device=GPU)))
-    return Parts(
-        engine=ForwardOnly(model, build_optimizer(model, CONFIG.train), torch.float32),
+    return TrainComponents(
+        engine=ForwardOnly(model, build_optimizer(model, CONFIG.train), torch.float32, loss=loss_of),
         dropping=attach(model, seed=1),
         batches=GpuRows(CONFIG),
         checkpoints=None,  # pyright: ignore[reportArgumentType]
@@ -62,7 +63,7 @@ def parts_on_gpu() -> Parts:
 
 @pytest.mark.parametrize("step", [0, 5], ids=["dropping", "full length"])
 def test_the_host_waits_for_nothing_in_a_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    plan = CONFIG.plan()
+    plan = CONFIG.plan
     drops = plan.at(step).kept_length < TOKENS
     with fake_gpu(monkeypatch) as (seen, told):
         started = start_step(CONFIG, plan, parts_on_gpu(), step)
@@ -162,8 +163,8 @@ def calls(*, reads_behind: int, pause: int | None = None) -> list[str]:
     config = experiment(checkpoint__every="4 steps", evaluate__every="6 steps")
     model = Gpt(config.model).double()
     told = Told()
-    parts = Parts(
-        engine=DdpEngine(model, build_optimizer(model, config.train), torch.float64),
+    parts = TrainComponents(
+        engine=DdpEngine(model, build_optimizer(model, config.train), torch.float64, loss=loss_of),
         dropping=attach(model, seed=1),
         batches=ToldRows(config, told.calls),
         checkpoints=told,  # pyright: ignore[reportArgumentType]

@@ -15,11 +15,11 @@ from sharing import HAS_DEEPSPEED, job
 from tiny import Rows, assert_same
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
-from tokendrop.launch.worker import build_engine
 from tokendrop.train.checkpoint import Checkpoints, SetAsideError
-from tokendrop.train.committed import committed, committed_step, read_meta, step_name, write_meta
+from tokendrop.train.checkpoint_index import committed, committed_step, read_meta, step_name, write_meta
 from tokendrop.train.engine import Engine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
+from tokendrop.train.worker import build_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

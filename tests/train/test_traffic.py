@@ -11,9 +11,9 @@ from groups import together
 from sharing import HAS_DEEPSPEED
 from tiny import Rows, experiment
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.launch.worker import build_engine
 from tokendrop.schedule.traffic import traffic
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
+from tokendrop.train.worker import build_engine
 from traffic import CountedTraffic
 
 ZERO = [{"train__strategy": "deepspeed", "train__zero_stage": stage} for stage in (1, 2, 3)]

@@ -47,7 +47,7 @@ class Sizes:
     """The peak memory at so many is compared with that at ten times as many."""
 
 
-def bench_data(job: Path, overrides: list[str], *, rounds: int, say: Say, sizes: Sizes | None = None) -> dict[str, Any]:
+def bench_data(job: Path, overrides: list[str], *, rounds: int, log: Say, sizes: Sizes | None = None) -> dict[str, Any]:
     """Prepare the job's corpus, repeated until it is long enough, and read random rows.
 
     Raises:
@@ -56,18 +56,18 @@ def bench_data(job: Path, overrides: list[str], *, rounds: int, say: Say, sizes:
     sizes = sizes or Sizes()
     with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as name:
         scratch = Path(name)
-        prepared = _preparation(job, overrides, scratch, sizes, rounds=rounds, say=say)
-        read = _reading(scratch, sizes, rounds=rounds, say=say)
+        prepared = _preparation(job, overrides, scratch, sizes, rounds=rounds, log=log)
+        read = _reading(scratch, sizes, rounds=rounds, log=log)
     command = ["tokendrop bench data", f"--job {job}", *overrides, f"--rounds {rounds}"]
     return bench_result("data", read | prepared, " ".join(command))
 
 
-def _preparation(job: Path, overrides: list[str], scratch: Path, sizes: Sizes, *, rounds: int, say: Say) -> Figures:
+def _preparation(job: Path, overrides: list[str], scratch: Path, sizes: Sizes, *, rounds: int, log: Say) -> Figures:
     corpus = repeat_corpus(job, overrides, scratch, characters=sizes.file_characters)
     cases = {what: partial(run, what, corpus.job(sizes.files)) for what in ("prepare", "tokenizer")}
-    speeds = interleave(cases, rounds=rounds, say=say)
+    speeds = interleave(cases, rounds=rounds, log=log)
     once, ten_times = (peak_memory(corpus.job(files)) for files in (sizes.memory_files, 10 * sizes.memory_files))
-    say(f"memory   {once:,} bytes at most, {ten_times:,} for ten times the corpus")
+    log(f"memory   {once:,} bytes at most, {ten_times:,} for ten times the corpus")
     return {
         "prepare_tokens_per_s": figure(speeds["prepare"], "tokens/s"),
         "tokenizer_tokens_per_s": figure(speeds["tokenizer"], "tokens/s"),
@@ -77,15 +77,15 @@ def _preparation(job: Path, overrides: list[str], scratch: Path, sizes: Sizes, *
     }
 
 
-def _reading(scratch: Path, sizes: Sizes, *, rounds: int, say: Say) -> Figures:
+def _reading(scratch: Path, sizes: Sizes, *, rounds: int, log: Say) -> Figures:
     """In this process, on one core; Ray's own processes have them all."""
     torch.set_num_threads(1)
     folder = write_random_rows(scratch / "rows", rows=sizes.rows, sequence_length=sizes.sequence_length)
     connect()
-    epochs = our_epochs(folder) | streamed_epoch(folder) | _peer_epochs(folder.folder, scratch, say)
+    epochs = our_epochs(folder) | streamed_epoch(folder) | _peer_epochs(folder.folder, scratch, log)
     with on_one_core():
         speeds = interleave(
-            {name: partial(speed, epoch, sizes.read_s) for name, epoch in epochs.items()}, rounds=rounds, say=say
+            {name: partial(speed, epoch, sizes.read_s) for name, epoch in epochs.items()}, rounds=rounds, log=log
         )
         opened, sought = seek_times(folder, sizes.seeks)
         waits = [
@@ -104,7 +104,7 @@ def _reading(scratch: Path, sizes: Sizes, *, rounds: int, say: Say) -> Figures:
     }
 
 
-def _peer_epochs(shards: Path, scratch: Path, say: Say) -> dict[str, Epoch]:
+def _peer_epochs(shards: Path, scratch: Path, log: Say) -> dict[str, Epoch]:
     """Each has read its first micro batch, so that what it loads and starts once is left out."""
     tables = read_tables(shards)
     epochs: dict[str, Epoch] = {}
@@ -112,7 +112,7 @@ def _peer_epochs(shards: Path, scratch: Path, say: Say) -> dict[str, Epoch]:
         if peer.is_installed():
             epochs |= peer.epochs(tables, scratch)
         else:
-            say(f"peer     {peer.name} is not installed, and left out; {peer.install}")
+            log(f"peer     {peer.name} is not installed, and left out; {peer.install}")
     for epoch in epochs.values():
         next(epoch())
     return epochs

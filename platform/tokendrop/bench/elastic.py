@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 def bench_elastic(
-    job: Path, overrides: list[str], *, resizes: int, stretch: int, picture: Path | None, say: Say
+    job: Path, overrides: list[str], *, resizes: int, stretch: int, picture: Path | None, log: Say
 ) -> dict[str, Any]:
     """Train on a local cluster: changing workers again and again; by plan and at one size; two trials at once.
 
@@ -54,13 +54,13 @@ def bench_elastic(
         UserError: the job is wrong, or a local cluster is up already.
     """
     most = load_job(job, overrides).scaling.most_workers
-    figures = _predictions()
+    figures = _predictions() if PAPER.is_dir() else {}  # which outside of a checkout there is not
     one_size = ["scaling.mode=fixed", "scaling.segments=[]", f"scaling.workers={most}"]
     with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as scratch:
         folders = [f"runs_folder={scratch}/runs", f"data.folder={scratch}/data", "track.uri=null"]
         config = load_job(job, [*overrides, *folders, *one_size])
-        measured = measure_profile(config, name="measured", rounds=_ROUNDS, say=say)
-        trials = _Trials(job, overrides, Path(scratch), say)
+        measured = measure_profile(config, name="measured", rounds=_ROUNDS, log=log)
+        trials = _Trials(job, overrides, Path(scratch), log)
         with _cluster(most, standing=most) as cluster:
             turned, pauses = _turned(trials, cluster, resizes, stretch, most)
         # so many nodes that two trials find a worker each beside the most that one may have
@@ -73,7 +73,7 @@ def bench_elastic(
                 draw_run(followed, picture)
             elastic = trials.two_at_once(cluster, "two by plan", *by_plan)
             alike = trials.two_at_once(cluster, "two of one size", *one_size)
-        figures |= pauses | _predicted(load_job(job, [*overrides, *by_plan]).plan(), config.plan(), profile)
+        figures |= pauses | _predicted(load_job(job, [*overrides, *by_plan]).plan, config.plan, profile)
         figures |= _side_by_side(followed, fixed) | _billed(node_seconds(held), node_seconds(fixed_held))
         figures["two_trials_over_fixed"] = figure([elastic / alike], "x wall clock")
     command = ["tokendrop bench elastic", f"--job {job}", *overrides, f"--resizes {resizes}", f"--stretch {stretch}"]
@@ -104,7 +104,7 @@ def planned(job: Path, overrides: list[str], one_size: list[str], profile: Devic
     """Overrides by which the planner chooses the workers: the cheapest ones within a limit of time."""
     file.write_text(dump(profile), encoding="utf-8")
     fixed = load_job(job, [*overrides, *one_size])
-    hours = _SLOWER * estimate(fixed.plan(), profile).wall_clock_s / 3600
+    hours = _SLOWER * estimate(fixed.plan, profile).wall_clock_s / 3600
     workers = [f"scaling.workers={fixed.scaling.workers}", f"scaling.max_workers={fixed.scaling.workers}"]
     return [
         "scaling.mode=schedule",
@@ -136,11 +136,11 @@ class _Trials:
     job: Path
     overrides: list[str]
     scratch: Path
-    say: Say
+    log: Say
 
     def prepare(self, cluster: LocalCluster) -> None:
         """Make the token shards."""
-        self.say("run      prepare")
+        self.log("run      prepare")
         with self._begin(cluster, "prepare", "prepare") as process:
             _finish(process)
 
@@ -153,13 +153,13 @@ class _Trials:
 
     def run(self, cluster: LocalCluster, name: str, *more: str) -> Path:
         """Train to the end; returns the run folder."""
-        self.say(f"run      {name}")
+        self.log(f"run      {name}")
         with self._begin(cluster, "train", name, *more) as process:
             return Path(json.loads(_finish(process))["run"])
 
     def two_at_once(self, cluster: LocalCluster, name: str, *more: str) -> float:
         """Seconds until two trials that begin together are both done."""
-        self.say(f"run      {name}")
+        self.log(f"run      {name}")
         started = time.perf_counter()
         trials = [self._begin(cluster, "train", f"{name} {seed}", f"seed={seed}", *more) for seed in (1, 2)]
         for trial in trials:
@@ -263,10 +263,8 @@ def predicted_gpu_days(model: str) -> tuple[float, float, float]:
     full = load_job(PAPER / f"gpt3_{model}_baseline.yaml", workers)
     profile = full.scaling.profile
     assert profile is not None
-    hours = estimate(full.plan(), profile).wall_clock_s / 3600
+    hours = estimate(full.plan, profile).wall_clock_s / 3600
     by_plan = [*workers, "scaling.mode=schedule", f"scaling.deadline_hours={hours}"]
     dropping, followed = (load_job(PAPER / f"gpt3_{model}_ltd.yaml", keys) for keys in (workers, by_plan))
-    first, second, third = (
-        estimate(one.plan(), profile).gpu_hours / _HOURS_A_DAY for one in (full, dropping, followed)
-    )
+    first, second, third = (estimate(one.plan, profile).gpu_hours / _HOURS_A_DAY for one in (full, dropping, followed))
     return first, second, third

@@ -11,7 +11,7 @@ import torch
 
 
 def interleave(
-    cases: Mapping[str, Callable[[], float]], *, rounds: int, say: Callable[[str], None]
+    cases: Mapping[str, Callable[[], float]], *, rounds: int, log: Callable[[str], None]
 ) -> dict[str, list[float]]:
     """Run every case once a round, so that a slow minute of the machine falls on all of them alike.
 
@@ -24,7 +24,7 @@ def interleave(
     for number in range(1, rounds + 1):
         for name in list(cases)[:: 1 if number % 2 else -1]:
             results[name].append(cases[name]())
-        say(f"round    {number}/{rounds}: " + "  ".join(f"{name} {values[-1]:.4g}" for name, values in results.items()))
+        log(f"round    {number}/{rounds}: " + "  ".join(f"{name} {values[-1]:.4g}" for name, values in results.items()))
     return results
 
 

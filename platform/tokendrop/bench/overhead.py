@@ -17,7 +17,6 @@ import torch
 from tokendrop.bench.figures import bench_result, figure, interleave, ratios
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
-from tokendrop.models.build import build_model
 from tokendrop.track.journal import METRICS
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.optimizer import build_optimizer
@@ -26,7 +25,7 @@ _WARM_UP = 12  # steps; until then Ray starts processes of its own
 _TURN_S, _POLL_S, _END_S = 10.0, 0.5, 30.0
 
 
-def bench_overhead(job: Path, *, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def bench_overhead(job: Path, *, rounds: int, log: Callable[[str], None]) -> dict[str, Any]:
     """Train with everything on (Ray Train, data, checkpoints, MLflow), and in a bare loop, in turns of seconds.
 
     Whose turn it is not is stopped, with all of its processes: a machine's own speed changes within minutes by more
@@ -46,7 +45,7 @@ def bench_overhead(job: Path, *, rounds: int, say: Callable[[str], None]) -> dic
         platform_command = [sys.executable, "-m", "tokendrop", "train", str(job), *overrides]
         bare_command = [sys.executable, "-m", "tokendrop.bench.overhead", str(scratch / "bare"), str(job)]
         with _trainer(platform_command, scratch / "runs") as platform, _trainer(bare_command, scratch / "bare") as bare:
-            speeds = interleave({"platform": platform.turn, "bare": bare.turn}, rounds=rounds, say=say)
+            speeds = interleave({"platform": platform.turn, "bare": bare.turn}, rounds=rounds, log=log)
             whole = bare.mean_step_s() / platform.mean_step_s()
     tokens = config.tokens_per_step
     figures = {
@@ -120,7 +119,7 @@ def bare_loop(config: ExperimentConfig, metrics: Path) -> None:
     train, device = config.train, pick_device()
     tune_cpu(config.scaling.cpus_per_worker)
     dtype = pick_dtype(train.precision, device)
-    model = build_model(config.model, seed=config.seed).to(device)
+    model = config.task.build(config).build_model(seed=config.seed).to(device)
     optimizer = build_optimizer(model, train)
     tokens = torch.randint(
         config.model.vocab_size, (train.micro_batch, config.model.sequence_length + 1), device=device
@@ -143,6 +142,7 @@ def bare_loop(config: ExperimentConfig, metrics: Path) -> None:
 
 
 def main(folder: Path, job: str) -> None:
+    """Run the bare loop of a job, and write its steps into a folder of its own."""
     folder.mkdir()
     bare_loop(load_job(job), folder / METRICS)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokendrop.bench.reading import MICRO_BATCH, Epoch
-from tokendrop.data.manifest import read_manifest
+from tokendrop.data.shards.manifest import read_manifest
 
 BUFFER = 2048
 
@@ -32,6 +32,7 @@ class Peer:
     in order. It may write below the folder."""
 
     def is_installed(self) -> bool:
+        """Whether it can be measured here."""
         return find_spec(self.module) is not None
 
 
@@ -125,7 +126,7 @@ def _without_torchvision() -> None:
 
 
 PEERS = (
-    Peer("ray_data", "ray", "pip install tokendrop", _ray_data),
+    Peer("ray_data", "ray", "pip install 'tokendrop[platform]'", _ray_data),
     Peer("hugging_face", "datasets", "pip install 'tokendrop[bench]'", _hugging_face),
     Peer(
         "mosaicml",

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
-from tokendrop.data.encoder import as_tiktoken
-from tokendrop.data.manifest import read_header
-from tokendrop.data.pipeline import find_corpus, prepare
-from tokendrop.data.records import RecordForm, read_records
+from tokendrop.data.corpus.records import RecordForm, read_records
+from tokendrop.data.prepare.encoder import as_tiktoken
+from tokendrop.data.prepare.pipeline import find_corpus, prepare
+from tokendrop.data.shards.manifest import read_header
 from tokendrop.data.tokenizer import load_tokenizer, train_tokenizer
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
@@ -115,7 +115,7 @@ def _texts(config: ExperimentConfig) -> Iterator[str]:
     data = config.data
     form = RecordForm(
         text_key=data.text_key,
-        set_key=data.set_key,
+        subset_key=data.subset_key,
         only=frozenset(data.only),
         max_document_bytes=data.max_document_bytes,
     )
@@ -150,6 +150,7 @@ def _tokenize(config: ExperimentConfig) -> float:
 
 
 def main(what: str, job: str) -> None:
+    """Prepare or tokenize a corpus in a process of its own, and print the speed."""
     measure: Any = {"prepare": _prepare, "tokenizer": _tokenize}[what]
     print(json.dumps({"tokens_per_s": measure(load_job(job))}))
 

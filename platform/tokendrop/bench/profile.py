@@ -5,6 +5,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -14,36 +15,35 @@ import torch
 from tokendrop.bench.exchange import measure_link
 from tokendrop.bench.figures import interleave, machine
 from tokendrop.bench.restart import measure_restart_s
-from tokendrop.bench.step import bench_engine, random_batch, synchronize, timed_step
+from tokendrop.bench.step import synchronize, timed_step
+from tokendrop.config.drop import DropMethod, RandomLtd
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.method import Dropping, routes_along
+from tokendrop.method import Dropping
 from tokendrop.models.batch import Batch
-from tokendrop.models.build import check_trainable
 from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.committed import step_name
+from tokendrop.train.checkpoint_index import step_name
 from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
-from tokendrop.train.engines.ddp import DdpEngine
+from tokendrop.train.engine import Engine
+from tokendrop.train.worker import build_engine
 
 _SHARES = (16, 8, 4, 2, 1)
 
 
-def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Callable[[str], None]) -> DeviceProfile:
+def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Callable[[str], None]) -> DeviceProfile:
     """Time the job's model on one worker of this machine, traffic between two, its checkpoint, and new workers."""
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
-    dtype = pick_dtype(config.train.precision, device)
-    model = check_trainable(config.model)
-    routes = None if config.drop.cuts else routes_along(config.drop.spans(model.layers)) or None
-    engine, dropping = bench_engine(model, config.train, device, dtype, routes=routes)
+    dtype, model = pick_dtype(config.train.precision, device), config.model
+    engine, dropping = build_engine(replace(config, drop=_timed_method(config)), device)
 
-    points, update_s = _speeds(config, engine, dropping, rounds=rounds, say=say)
+    points, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
     saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, Path(config.runs_folder))
-    say(f"storage  {saved_per_s / 1e6:.4g} MB/s to {config.runs_folder}, {restored_per_s / 1e6:.4g} MB/s from there")
+    log(f"storage  {saved_per_s / 1e6:.4g} MB/s to {config.runs_folder}, {restored_per_s / 1e6:.4g} MB/s from there")
     link, backend = measure_link()
-    say(f"link     {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us by {backend}")
+    log(f"link     {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us by {backend}")
     resize_s = measure_restart_s(config)
-    say(f"restart  {resize_s:.3g} s for two new workers")
+    log(f"restart  {resize_s:.3g} s for two new workers")
     here = machine()
     return DeviceProfile(
         name=name,
@@ -56,7 +56,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Ca
             ModelSpeed(
                 model=model.preset or config.name,
                 shape=model.shape,
-                dropped_layers=len(dropping.layers),
+                dropped_layers=len(dropping.layers) if dropping else 0,
                 points=points,
             ),
         ),
@@ -70,16 +70,25 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, say: Ca
     )
 
 
+def _timed_method(config: ExperimentConfig) -> DropMethod:
+    """The job's own where its layers see kept tokens; random-LTD stands for what else there is."""
+    drop, model = config.drop, config.model
+    is_timed = drop.spans(model.layers) and not drop.cuts and drop.counts == "tokens"
+    return drop if is_timed else RandomLtd()
+
+
 def _speeds(
-    config: ExperimentConfig, engine: DdpEngine, dropping: Dropping, *, rounds: int, say: Callable[[str], None]
+    config: ExperimentConfig, engine: Engine, dropping: Dropping | None, *, rounds: int, log: Callable[[str], None]
 ) -> tuple[tuple[Point, ...], float]:
     """Forward and backward at kept lengths from 1/16 to full and at the micro batch and half of it; one update."""
-    model, micro_batch = check_trainable(config.model), config.train.micro_batch
+    task, length, micro_batch = config.task.build(config), config.model.sequence_length, config.train.micro_batch
     sizes = sorted({max(1, micro_batch // 2), micro_batch})
-    lengths = sorted({max(1, model.sequence_length // share) for share in _SHARES})
-    batches = {size: random_batch(model, size, engine.device) for size in sizes}
+    lengths = sorted({max(1, length // share) for share in _SHARES})
+    batches = {size: task.random_batch(size, pick_device()) for size in sizes}
     cases: dict[str, Callable[[], float]] = {
-        f"{size}x{kept}": partial(timed_step, engine, dropping, batches[size], kept_length=kept, update=False)
+        f"{size}x{kept}": partial(
+            timed_step, engine, dropping, batches[size], kept_length=kept, sequence_length=length, update=False
+        )
         for size in sizes
         for kept in lengths
     }
@@ -87,12 +96,12 @@ def _speeds(
     cases["update"] = partial(_update_s, engine, batches[sizes[0]], cases[first])
     for warm_up in cases.values():
         warm_up()
-    seconds = {case: median(times) for case, times in interleave(cases, rounds=rounds, say=say).items()}
+    seconds = {case: median(times) for case, times in interleave(cases, rounds=rounds, log=log).items()}
     points = (Point(kept_length=k, micro_batch=s, seconds=seconds[f"{s}x{k}"]) for s in sizes for k in lengths)
     return tuple(points), seconds["update"]
 
 
-def _update_s(engine: DdpEngine, batch: Batch, make_gradients: Callable[[], float]) -> float:
+def _update_s(engine: Engine, batch: Batch, make_gradients: Callable[[], float]) -> float:
     make_gradients()
     started = time.perf_counter()
     engine.step(lr=1e-4, max_grad_norm=1.0)
@@ -100,7 +109,7 @@ def _update_s(engine: DdpEngine, batch: Batch, make_gradients: Callable[[], floa
     return time.perf_counter() - started
 
 
-def _checkpoint_bytes_per_s(engine: DdpEngine, runs: Path) -> tuple[float, float]:
+def _checkpoint_bytes_per_s(engine: Engine, runs: Path) -> tuple[float, float]:
     """Of a checkpoint as runs write it, to the disk that they write to, and as they read it from there."""
     runs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".profile-", dir=runs) as folder, warnings.catch_warnings():

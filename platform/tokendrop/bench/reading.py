@@ -8,20 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from tokendrop.config.data import DataConfig
-from tokendrop.data.batches import MicroBatches, text_batch
-from tokendrop.data.rows import MappedSamples, Rows, sample_order
-from tokendrop.data.shards import FORMAT, TOKENIZER, Header
-from tokendrop.data.writer import ShardWriter
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import build
+from tokendrop.data.prepare.writer import ShardWriter
+from tokendrop.data.read.batches import MicroBatches
+from tokendrop.data.shards.format import FORMAT, TOKENIZER, Header
 from tokendrop.launch.stream import RankSamples, StreamedSamples
-from tokendrop.models.batch import Batch
+from tokendrop.models.batch import Batch, Samples
 from tokendrop.schedule.batch import BatchSplit
+from tokendrop.train.task import Task
 
 MICRO_BATCH = 8
 _VOCABULARY = 50257
@@ -38,15 +40,22 @@ class TokenFolder:
 
     folder: Path
     rows: int
-    data: DataConfig
+    config: ExperimentConfig
+    """A job that reads them once."""
 
-    def open(self) -> MappedSamples:
-        return MappedSamples(Rows(self.folder, "train"), sample_order(self.data, seed=1))
+    @property
+    def task(self) -> Task:
+        """What makes batches of them."""
+        return self.config.task.build(self.config)
+
+    def open(self) -> Any:
+        """The rows as a run trains on them: `MappedSamples`."""
+        return self.task.open(self.folder).samples
 
 
 def write_random_rows(folder: Path, *, rows: int, sequence_length: int) -> TokenFolder:
     """Write a corpus in which each row is a document, by the writer that preparation uses."""
-    data = DataConfig(corpus=("random",))
+    config = _job(rows, sequence_length)
     folder.mkdir()
     (folder / TOKENIZER).write_text("{}")
     header = Header(
@@ -60,14 +69,26 @@ def write_random_rows(folder: Path, *, rows: int, sequence_length: int) -> Token
         files=("random",),
     )
     header.write(folder)
-    writer = ShardWriter(folder, data, file_sources=header.sources)
+    writer = ShardWriter(folder, config.data, file_sources=header.sources)
     generator = np.random.default_rng(0)
     for first in range(0, rows, _DOCUMENTS_PER_BLOCK):
         count = min(_DOCUMENTS_PER_BLOCK, rows - first)
         tokens = generator.integers(0, _VOCABULARY, (count, header.row_length), np.uint16)
         writer.add(_block(tokens, first))
     writer.finish()
-    return TokenFolder(folder, rows, data)
+    return TokenFolder(folder, rows, config)
+
+
+def _job(rows: int, sequence_length: int) -> ExperimentConfig:
+    sizes = {"layers": 1, "width": 1, "heads": 1, "sequence_length": sequence_length, "vocab_size": _VOCABULARY}
+    batch = {"global_batch": MICRO_BATCH, "micro_batch": MICRO_BATCH, "peak_lr": 1}
+    tree = {
+        "name": "bench-data",
+        "model": {"kind": "gpt", **sizes},
+        "data": {"corpus": ["random"]},
+        "train": {"length": f"{max(1, rows // MICRO_BATCH)} steps", **batch},
+    }
+    return build(ExperimentConfig, tree, "")
 
 
 def _block(tokens_DT: np.ndarray, first: int) -> pa.Table:
@@ -79,7 +100,7 @@ def _block(tokens_DT: np.ndarray, first: int) -> pa.Table:
             "sentences": pa.array([[]] * count, pa.list_(pa.int64())),
             "split": pa.array([0] * count, pa.int8()),
             "bytes": pa.array([0] * count, pa.int64()),
-            "set": [""] * count,
+            "subset": [""] * count,
             "reason": [""] * count,
             "file": pa.array([0] * count, pa.int32()),
             "record": pa.array(range(first + 1, first + count + 1), pa.int64()),
@@ -101,16 +122,14 @@ def streamed_epoch(folder: TokenFolder) -> dict[str, Epoch]:
     """The shuffled rows as `data.reader: ray_data` brings them to a worker."""
     samples = RankSamples(
         folder=folder.folder,
-        data=folder.data,
-        seed=1,
+        config=folder.config,
         split=BatchSplit(global_batch=MICRO_BATCH, micro_batch=MICRO_BATCH, world_size=1),
         rank=0,
-        steps=folder.rows // MICRO_BATCH,
     )
 
     def read() -> Iterator[Tensor]:
         stream = StreamedSamples(samples)
-        for first in range(0, samples.steps * MICRO_BATCH, MICRO_BATCH):
+        for first in range(0, folder.rows // MICRO_BATCH * MICRO_BATCH, MICRO_BATCH):
             yield torch.from_numpy(stream.at(np.arange(first, first + MICRO_BATCH))[1])
 
     return {"streamed": read}
@@ -162,7 +181,7 @@ def seek_times(folder: TokenFolder, tries: int) -> tuple[list[float], list[float
         started = time.perf_counter()
         samples = folder.open()
         opened.append(time.perf_counter() - started)
-        batches = _batches(samples, split, rank)
+        batches = _batches(folder, samples, split, rank)
         started = time.perf_counter()
         next(batches.of_step(step))
         sought.append(time.perf_counter() - started)
@@ -172,17 +191,16 @@ def seek_times(folder: TokenFolder, tries: int) -> tuple[list[float], list[float
 def wait_fraction(folder: TokenFolder, *, tokens_per_s: float, seconds: float) -> float:
     """The share of its time that a consumer at this speed, asleep while it computes, waits for micro batches."""
     split = BatchSplit(global_batch=MICRO_BATCH, micro_batch=MICRO_BATCH, world_size=1)
-    batches = _batches(folder.open(), split, rank=0)
-    waited, step, started = 0.0, 0, time.perf_counter()
+    batches = _batches(folder, folder.open(), split, rank=0)
+    tokens, waited, step, started = folder.config.model.sequence_length, 0.0, 0, time.perf_counter()
     while (asked := time.perf_counter()) < started + seconds:
-        batch: Batch = next(batches.of_step(step))
+        batch = next(batches.of_step(step))
         waited += time.perf_counter() - asked
-        time.sleep(batch.input_ids_BS.numel() / tokens_per_s)
+        time.sleep(len(batch.sample_ids_B) * tokens / tokens_per_s)
         step += 1
     return waited / (time.perf_counter() - started)
 
 
-def _batches(samples: MappedSamples, split: BatchSplit, rank: int) -> MicroBatches[Batch]:
-    length = samples.rows.manifest.header.row_length
-    nothing = np.zeros(1, np.int64), np.zeros((1, length), np.int64)
-    return MicroBatches(text_batch, train=samples, validation=nothing, split=split, rank=rank)
+def _batches(folder: TokenFolder, samples: Samples, split: BatchSplit, rank: int) -> MicroBatches[Batch]:
+    nothing = np.zeros(1, np.int64), np.zeros((1, folder.config.model.sequence_length + 1), np.int64)
+    return MicroBatches(folder.task.batch, train=samples, validation=nothing, split=split, rank=rank)

@@ -4,10 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokendrop.config.model import GptConfig
+from tokendrop.config.model import TransformerConfig
 
 
 class PlainBlock(nn.Module):
+    """One layer of GPT-2: attention, then MLP."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -29,7 +31,7 @@ class PlainBlock(nn.Module):
 class PlainGpt(nn.Module):
     """Token and position embeddings, blocks, a tied head, all logits at once."""
 
-    def __init__(self, config: GptConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.wte = nn.Embedding(config.vocab_size, config.width)
         self.wpe = nn.Embedding(config.sequence_length, config.width)

@@ -21,8 +21,8 @@ def measure_restart_s(config: ExperimentConfig) -> float:
 
 
 def _worker(rank: int, folder: str, config: ExperimentConfig) -> None:
-    from tokendrop.launch.worker import build_engine  # here, where its imports count
     from tokendrop.train.device import pick_device, tune_cpu
+    from tokendrop.train.worker import build_engine  # here, where its imports count
 
     tune_cpu(config.scaling.cpus_per_worker)
     device = pick_device()

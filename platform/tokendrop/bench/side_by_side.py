@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from tokendrop.bench.figures import figure, interleave, ratios
-from tokendrop.bench.step import random_batch, timed_step
+from tokendrop.bench.step import timed_step
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.launch.cluster import serves_this_machine_alone
 from tokendrop.launch.memory import fit_at_once
-from tokendrop.launch.worker import build_engine
-from tokendrop.models.build import check_trainable
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.device import tune_cpu
+from tokendrop.train.worker import build_engine
 
 _LENGTHS = 4  # timed of each job
 _FEWEST, _MOST, _SECONDS = 2, 40, 20.0  # turns, as many as fit into so many seconds
@@ -33,7 +32,7 @@ def why_not_timed(configs: Sequence[ExperimentConfig]) -> str | None:
         return "there is one job"
     if any(config.scaling.gpus_per_worker for config in configs):
         return "workers are on GPUs"
-    if any(segment.workers > 1 for config in configs for segment in config.plan().segments):
+    if any(segment.workers > 1 for config in configs for segment in config.plan.segments):
         return "there are several workers"
     if len({config.scaling.cpus_per_worker for config in configs}) > 1:
         return "workers have different numbers of cores"
@@ -53,7 +52,7 @@ def time_side_by_side(
         progress: told the turns done, and those there are.
     """
     tune_cpu(configs[0].scaling.cpus_per_worker)
-    points = [timed_points(config.plan()) for config in configs]
+    points = [timed_points(config.plan) for config in configs]
     jobs = [_steps_of(config) for config in configs]
     cases = {
         _case(job, point): partial(jobs[job], kept_length=points[job][point][0])
@@ -66,12 +65,14 @@ def time_side_by_side(
         warm_up()
     turns = min(_MOST, max(_FEWEST, int(_SECONDS / (time.perf_counter() - begun))))
     done = count(1)
-    seconds = interleave(cases, rounds=turns, say=lambda _: progress(next(done), turns))
+    seconds = interleave(cases, rounds=turns, log=lambda _: progress(next(done), turns))
     return [figure(one, "x time") | {"turns": turns} for one in over_first(seconds, points)]
 
 
 def timed_points(plan: RunPlan, most: int = _LENGTHS) -> list[Point]:
     """The shortest and the longest kept length of a run and some between, with the steps that each stands for.
+
+    Where layers keep different lengths it is their mean, by which their times are told apart.
 
     A step between two of them counts for both, by its distance: times that grow evenly with the kept length add up to
     those of the run. Where there are few lengths they come more than once, so that no job is timed less than others.
@@ -118,5 +119,13 @@ def _steps_of(config: ExperimentConfig) -> Callable[..., float]:
     device = torch.device("cpu")
     engine, dropping = build_engine(config, device)
     engine.model.train()
-    batch = random_batch(check_trainable(config.model), config.train.micro_batch, device)
-    return partial(timed_step, engine, dropping, batch, micro_batches=config.plan().batch.accumulation)
+    batch = config.task.build(config).random_batch(config.train.micro_batch, device)
+    plan, length = config.plan, config.model.sequence_length
+    by_route = {segment.kept_length: segment.kept_by_route for segment in reversed(plan.segments)}
+
+    def step(kept_length: int) -> float:
+        kept = kept_length if dropping is None else by_route[kept_length]
+        step: dict[str, Any] = {"kept_length": kept, "sequence_length": length}
+        return timed_step(engine, dropping, batch, **step, micro_batches=plan.batch.accumulation)
+
+    return step

@@ -8,7 +8,7 @@ from tokendrop.config.files import not_a_folder
 
 _MOST_TOKENS = 1_000_000  # of a vocabulary that is learned here, for which room is taken beforehand
 _MOST_BYTES = 2**40  # of a document
-_MOST_ROWS = 2**36  # of a source, see data/order.py
+_MOST_ROWS = 2**36  # of a source, see data/read/order.py
 
 
 def is_name(text: str) -> bool:
@@ -74,13 +74,13 @@ class DataConfig:
     (s3://, gs://, hf://, file://); a store's credentials come from the environment. `python` is the text that comes
     with every Python: its documentation topics and its standard library."""
     only: tuple[str, ...] = ()
-    """Names of sets, such as `Wikipedia (en)`; documents of others are left out. Without names, all are taken."""
+    """Names of subsets, such as `Wikipedia (en)`; documents of others are left out. Without names, all are taken."""
     sources: tuple[SourceConfig, ...] = ()
     """In the place of `corpus`: several of them, mixed by weight."""
     text_key: str = "text"
     """The field of a JSON line, or the column of a table, that holds the text; dots reach into fields of fields."""
-    set_key: str = "meta.pile_set_name"
-    """The field that names the set which a document comes from, as the Pile does; it may be missing."""
+    subset_key: str = "meta.pile_set_name"
+    """The field that names the subset which a document comes from, as the Pile does; it may be missing."""
     max_document_bytes: int = 2**26
     """Longer documents are rejected."""
     max_rejected: float = 1e-4

@@ -1,25 +1,27 @@
 """The root of a run's configuration."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from math import ceil
 
 from tokendrop.config.data import DataConfig, PairsConfig
-from tokendrop.config.drop import Clock, DropConfig, NoDropping, dropped_layers
+from tokendrop.config.drop import DropConfig, NoDropping
 from tokendrop.config.files import not_a_folder
+from tokendrop.config.layers import naming
 from tokendrop.config.model import BertConfig, GptConfig
 from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig, TrackConfig
+from tokendrop.config.task import AnyTask, CausalLm
 from tokendrop.config.train import TrainConfig
 from tokendrop.schedule.batch import BatchSplit
-from tokendrop.schedule.duration import Duration
-from tokendrop.schedule.plan import RunPlan, build_plan, check_countable
+from tokendrop.schedule.duration import Clock, Duration
+from tokendrop.schedule.plan import RunPlan, build_plan
+from tokendrop.schedule.routes import check_countable
 from tokendrop.secrets import redact
 
 _LONGEST_NAME = 200  # bytes; a run folder has a date behind it, and file systems take 255
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)  # no slots: it keeps its plan
 class ExperimentConfig:
     """One run, whole; rules over two branches are checked here."""
 
@@ -32,6 +34,7 @@ class ExperimentConfig:
     model: GptConfig | BertConfig
     data: DataConfig
     train: TrainConfig
+    task: AnyTask = field(default_factory=CausalLm)
     drop: DropConfig = field(default_factory=NoDropping)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -48,7 +51,8 @@ class ExperimentConfig:
             raise ValueError(f"runs_folder: {reason}")
         if self.model.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
             raise ValueError(f"data.pairs: only a model of kind bert reads pairs of sentences, not '{self.model.kind}'")
-        self.plan()
+        self.drop.check(self.model.vocab_size)
+        _ = self.plan  # raises where two branches do not fit together
 
     def __repr__(self) -> str:
         """Without secrets: Ray shows it to everybody in its dashboard."""
@@ -58,6 +62,7 @@ class ExperimentConfig:
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step, over all workers."""
         return self.train.global_batch * self.model.sequence_length
 
     @property
@@ -65,63 +70,54 @@ class ExperimentConfig:
         """Optimizer steps of the run; a length in tokens is rounded up to whole steps."""
         return ceil(self.train.length.steps(tokens_per_step=self.tokens_per_step))
 
+    @property
+    def clock(self) -> Clock:
+        """What turns the job's durations into steps."""
+        return Clock(
+            global_batch=self.train.global_batch,
+            sequence_length=self.model.sequence_length,
+            total_steps=self.steps,
+        )
+
     def in_steps(self, duration: Duration) -> int:
         """A duration as whole steps, at least 1."""
-        steps = duration.steps(tokens_per_step=self.tokens_per_step, total_steps=self.steps)
-        return max(1, round(steps))
+        return max(1, round(self.clock.steps(duration)))
 
+    @cached_property
     def plan(self) -> RunPlan:
-        """The whole run, step by step.
+        """The whole run, step by step; laid out once, when the job is checked.
 
         Raises:
             ValueError: two branches do not fit together; the message names the keys.
         """
-        fixed = self.plan_fixed()
-        with _naming("scaling"):
+        fixed = self.fixed_plan
+        with naming("scaling"):
             return self.scaling.apply(fixed)
 
-    def plan_fixed(self) -> RunPlan:
+    @cached_property
+    def fixed_plan(self) -> RunPlan:
         """The same run on `scaling.workers` at every step."""
         train, shape = self.train, replace(self.model.shape, head_drops=self.drop.cuts)
-        with _naming("train.global_batch"):
+        with naming("train.global_batch"):
             batch = BatchSplit(
                 global_batch=train.global_batch,
                 micro_batch=train.micro_batch,
                 world_size=self.scaling.workers,
             )
-        clock = Clock(
-            sequence_length=shape.sequence_length,
-            tokens_per_step=self.tokens_per_step,
-            total_steps=self.steps,
-        )
-        with _naming("drop.schedule"):
-            schedule = self.drop.schedule.build(clock)
-            check_countable(schedule, self.steps)
-            longest = schedule.kept_length(self.steps)
-            if longest > shape.sequence_length:
-                raise ValueError(f"a kept length of {longest} is over model.sequence_length={shape.sequence_length}")
-        dropped = dropped_layers(self.drop.spans(shape.layers))
-        warmup = train.warmup.steps(tokens_per_step=self.tokens_per_step, total_steps=self.steps)
-        with _naming("train.warmup"):
+        routes = self.drop.routes(shape.layers, self.clock)
+        with naming(self.drop.usual[0]):
+            check_countable(list(dict.fromkeys(route.kept for route in routes)), self.steps)
+        with naming("train.warmup"):
             return build_plan(
                 steps=self.steps,
-                schedule=schedule,
+                routes=routes,
+                counts=self.drop.counts,
                 shape=shape,
-                dropped_layers=dropped,
                 batch=batch,
                 lr_clock=train.lr_clock,
-                warmup_steps=round(warmup),
+                warmup_steps=round(self.clock.steps(train.warmup)),
                 peak_lr=train.peak_lr,
                 final_lr=train.final_lr,
                 decay=train.decay,
                 sharing=train.sharing,
             )
-
-
-@contextmanager
-def _naming(key: str) -> Iterator[None]:
-    """Put the key that is wrong in front of what arithmetic says of its value."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from None

@@ -1,6 +1,7 @@
 """YAML job files into dataclasses: one `base:`, `key=value` overrides, errors that name the key."""
 
 import dataclasses
+import inspect
 import types
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -39,7 +40,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, to_run: bool = 
     except RecursionError:
         raise UserError(f"{path}: a branch of this job holds itself") from None
     try:
-        return build(ExperimentConfig, tree, "")
+        with plugin.copies_beside(Path(path)):
+            return build(ExperimentConfig, tree, "")
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -104,7 +106,22 @@ def build(target: Any, value: Any, path: str) -> Any:
         if not isinstance(value, list):
             raise UserError(f"{path}: want a list, got {kind_of(value)}")
         return tuple(build(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping:
+        return _mapping(arguments[1], value, path)
     return _scalar(target, value, path)
+
+
+def _mapping(target: Any, value: Any, path: str) -> dict[str, Any]:
+    """Values of one type below keys of the user's; keys that are numbers become text."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"{path}: want a mapping of keys, got {kind_of(value)}")
+    built: dict[str, Any] = {}
+    for key, item in value.items():
+        name = shown(str(key))
+        if name in built:
+            raise UserError(f"{_join(path, name)}: this key stands twice, as a number and as text")
+        built[name] = build(target, item, _join(path, name))
+    return built
 
 
 def _dataclass(target: Any, value: Any, path: str) -> Any:
@@ -154,11 +171,13 @@ def _with_preset(target: Any, value: Tree, path: str) -> Tree:
 def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
     """None, or one of several dataclasses told apart by `kind` or `method`, or the first plain type that fits.
 
-    Where that key is left out, it is the first dataclass, if this can do without any key.
+    Where that key is left out, it is the first dataclass, if this can do without any key. An abstract one among them
+    stands for classes of the user's own.
     """
     if value is None and type(None) in members:
         return None
-    members = tuple(member for member in members if member is not type(None))
+    base = next((member for member in members if inspect.isabstract(member)), None)
+    members = tuple(member for member in members if member not in (type(None), base))
     variants = [member for member in members if dataclasses.is_dataclass(member) and member is not Duration]
     if variants and isinstance(value, Mapping):
         hints = {member: get_type_hints(member) for member in variants}
@@ -168,8 +187,8 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
         if not usual and tag not in value:
             raise UserError(f"{path}.{tag}: this key is needed: one of {', '.join(kinds)}")
         kind = value.get(tag, next(iter(kinds)))
-        if tag == "method" and plugin.is_named(kind):
-            return _dataclass(plugin.named_class(kind, f"{path}.{tag}"), value, path)
+        if base is not None and plugin.is_named(kind):
+            return _dataclass(plugin.named_class(kind, f"{path}.{tag}", base), value, path)
         if not isinstance(kind, str) or kind not in kinds:
             raise UserError(f"{path}.{tag}: want one of {', '.join(kinds)}{_found(kind, kinds)}")
         return _dataclass(kinds[kind], value, path)
@@ -200,6 +219,8 @@ def _scalar(target: Any, value: Any, path: str) -> Any:
     if target is int and number is not None and number == int(number):
         return int(number)
     names = {bool: "true or false", str: "text", float: "a number", int: "a whole number"}
+    if target not in names:  # of a class of the user's own
+        raise UserError(f"{path}: a key can't be of type {target}; want bool, str, int, float, tuple or Mapping")
     limit = " below 2**63" if _is_number(value) and abs(value) >= _TOO_LARGE else ""
     raise UserError(f"{path}: want {names[target]}{limit}, got {kind_of(value)}")
 
@@ -231,6 +252,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if dataclasses.is_dataclass(value):
         return {_key(field): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -46,6 +46,7 @@ class TransformerConfig:
 
     @property
     def shape(self) -> ModelShape:
+        """What the plan counts layer tokens and FLOPs by."""
         return ModelShape(
             layers=self.layers,
             width=self.width,
@@ -103,3 +104,7 @@ class BertConfig(TransformerConfig):
             raise ValueError(
                 f"want a sequence_length of at least 5: three special tokens and two, got {self.sequence_length}"
             )
+
+
+PRESETS = tuple(GptConfig.PRESETS)
+"""Names of the sizes that can be trained."""

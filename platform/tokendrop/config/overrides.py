@@ -65,4 +65,5 @@ def _replaced(below: Any, path: Path, value: Any, where: str, holder: str = "job
     below = {} if below is None else below
     if not isinstance(below, dict):
         raise UserError(f"{where}: '{holder}' holds {kind_of(below)}, it has no keys below it")
+    part = next((key for key in below if str(key) == part), part)  # a key may be a number
     return below | {part: _replaced(below.get(part), rest, value, where, part)}

@@ -1,9 +1,13 @@
 """Classes of the user's own, named in a job: `my_method.py:MyMethod` or `package.module:MyMethod`."""
 
-import dataclasses
 import importlib
 import importlib.util
+import inspect
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +17,47 @@ from tokendrop.errors import UserError, first_line
 
 FILES = "tokendrop_file_"
 """Begins the names of modules that are files of the user: other processes can't import those by name."""
+COPIES = "own"
+"""The folder beside a run's job.yaml with copies of those files."""
+
+RUNS_COPIES = "TOKENDROP_RUN_COPIES"
+"""Environment variable: 1 where those copies may be run, which are whatever the run's folder holds."""
+
+_copies: ContextVar[Path | None] = ContextVar("copies", default=None)
+
+
+@contextmanager
+def copies_beside(job: Path) -> Iterator[None]:
+    """While the block runs, files that are not below the working folder are looked for beside a job."""
+    token = _copies.set(job.parent / COPIES)
+    try:
+        yield
+    finally:
+        _copies.reset(token)
+
+
+def copy_of(name: str, folder: Path) -> Path | None:
+    """Where the copy of the file in a class's name lies in a run's folder; None where there is no file in it."""
+    file = file_of(name)
+    return None if file is None else folder / COPIES / str(file).replace("/", "__")
+
+
+def found_file(name: str) -> Path | None:
+    """The file in a class's name, or its copy where that is gone; None where there is no file in it.
+
+    Raises:
+        FileNotFoundError: there is neither, or a copy that may not be run; the message says so.
+    """
+    file, copies = file_of(name), _copies.get()
+    if file is None or file.is_file():
+        return file
+    copy = None if copies is None else copy_of(name, copies.parent)
+    missing = f"no file {file} in {Path.cwd()}"
+    if copy is None or not copy.is_file():
+        raise FileNotFoundError(missing)
+    if os.environ.get(RUNS_COPIES) != "1":
+        raise FileNotFoundError(f"{missing}; {RUNS_COPIES}=1 runs the copy in {copy}, which you should trust")
+    return copy
 
 
 def is_named(name: object) -> bool:
@@ -20,30 +65,40 @@ def is_named(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def named_class(name: str, key: str) -> Any:
+def named_class(name: str, key: str, base: type) -> Any:
     """The dataclass that a job names.
 
     Args:
         name: a file, from the working folder on, or a module that can be imported; a colon; a class.
         key: of the job, for messages.
+        base: what it must be below of, with nothing of that left open.
     Raises:
         UserError: there is none.
     """
     where, _, class_name = name.rpartition(":")
     try:
-        module = _of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except FileNotFoundError:
-        raise UserError(f"{key}: no file {where} in {Path.cwd()}") from None
+        file = found_file(name)
+        module = importlib.import_module(where) if file is None else _of_file(file)
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: {error}") from None
     except Exception as error:
         raise UserError(f"{key}: can't import {where} ({type(error).__name__}: {first_line(error)})") from None
     found = getattr(module, class_name, None)
-    if not isinstance(found, type) or not dataclasses.is_dataclass(found) or "method" not in _fields(found):
-        raise UserError(f"{key}: want a dataclass {class_name} with a field 'method' in {where}, found {found!r}")
+    if not isinstance(found, type) or not issubclass(found, base) or inspect.isabstract(found):
+        raise UserError(f"{key}: want a whole class below {base.__name__} as {class_name} in {where}, found {found!r}")
     return found
 
 
-def _fields(dataclass: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(dataclass)]
+def file_of(name: str) -> Path | None:
+    """The file in a class's name, as it is written there; None for one of a module, or of our own."""
+    where = name.rpartition(":")[0]
+    return Path(where) if where.endswith(".py") else None
+
+
+def import_class(name: str) -> Any:
+    """A class of our own, `package.module:Class`; imported when it is needed, for it needs more than its callers."""
+    module, _, class_name = name.partition(":")
+    return getattr(importlib.import_module(module), class_name)
 
 
 def _of_file(path: Path) -> ModuleType:

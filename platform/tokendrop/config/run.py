@@ -6,7 +6,7 @@ from typing import Literal
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.plan import RunPlan
-from tokendrop.schedule.scaling import Wish, choose_sizes, stretches_s, with_workers
+from tokendrop.schedule.scaling import ScalingObjective, choose_sizes, stretches_s, with_workers
 
 _MOST_WORKERS = 100_000
 _MOST_S = 1_000_000  # eleven days; clocks of the libraries below count nanoseconds in 64 bits
@@ -151,8 +151,10 @@ class ScalingConfig:
         limit = self.deadline_hours if self.minimise == "cost" else self.budget_gpu_hours
         if self.budget_usd and self.profile.usd_per_gpu_hour:
             limit = self.budget_usd / self.profile.usd_per_gpu_hour
-        wish = Wish(min_workers=self.min_workers, max_workers=self.most_workers, minimise=self.minimise, limit=limit)
-        return with_workers(plan, choose_sizes(plan, self.profile, wish))
+        objective = ScalingObjective(
+            min_workers=self.min_workers, max_workers=self.most_workers, minimise=self.minimise, limit=limit
+        )
+        return with_workers(plan, choose_sizes(plan, self.profile, objective))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

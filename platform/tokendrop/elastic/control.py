@@ -37,6 +37,7 @@ class RunControl:
 
     @property
     def is_stopped(self) -> bool:
+        """Whether the driver has asked for the end."""
         return self._read("driver") == "stop"
 
     def train(self, timings: Sequence[tuple[str, float]] = ()) -> None:
@@ -58,13 +59,16 @@ class RunControl:
 
     @property
     def pauses(self) -> bool:
+        """Whether the policy has asked for a pause."""
         return self._read("policy") == "pause"
 
     def goes_on(self, step: int) -> bool:
+        """Whether the policy lets those that wait at `step` train on as they are."""
         return self._read("policy") == f"go on {step}"
 
     @property
     def timings(self) -> list[tuple[str, float]]:
+        """What the policy has told of this group's start: names, each with the time at its end."""
         return [(name, end) for name, end in json.loads(self._read("timings") or "[]")]
 
     def _write(self, name: str, text: str) -> None:

@@ -8,11 +8,11 @@ from tokendrop.errors import UserError
 from tokendrop.evaluate.harness import run_tasks
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.evaluate.perplexity import validation_perplexity
-from tokendrop.render import say, table
+from tokendrop.output import log
 from tokendrop.secrets import redact
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
-from tokendrop.train.committed import read_meta
+from tokendrop.train.checkpoint_index import read_meta
 from tokendrop.train.device import pick_device
 
 
@@ -21,18 +21,20 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Evaluate a run or a checkpoint, and tell MLflow.
 
-    Args: as for `evaluate_tasks`; without tasks, held-out loss alone.
+    Args:
+        path: a run folder, for its newest checkpoint, or a checkpoint.
+        tasks, include, limit: as for `run_tasks`; without tasks, held-out loss alone.
     Returns:
-        What `evaluate_tasks` returns, and as `validation` what `validation_perplexity` does, or None where
-        the run's token shards are gone.
+        `checkpoint`, `step`, what `run_tasks` returns, and as `validation` what `validation_perplexity` does, or None
+        where the run's token shards are gone.
     Raises:
-        UserError: as for `evaluate_tasks`, or there is nothing to evaluate on.
+        UserError: there is no checkpoint, as for `run_tasks`, or there is nothing to evaluate on.
     """
     checkpoint, run = locate(path)
     result: dict[str, Any] = {"checkpoint": str(checkpoint), "step": read_meta(checkpoint)["step"]}
     if tasks:
-        model, tokenizer = load_run(path)
-        result |= run_tasks(model.to(pick_device()), tokenizer, tasks, include, limit)
+        model, tokenizer, task = load_run(path)
+        result |= run_tasks(task.language_model(model.to(pick_device())), tokenizer, tasks, include, limit)
     else:
         result |= {"results": {}, "versions": {}, "n_samples": {}}
     try:
@@ -40,7 +42,7 @@ def evaluate_run(
     except UserError as error:
         if not tasks:
             raise
-        say(f"validation left out: {error}")
+        log(f"validation left out: {error}")
         result["validation"] = None
     log_to_mlflow(run, result)
     return result
@@ -54,7 +56,7 @@ def log_to_mlflow(run: Path, result: Mapping[str, Any]) -> None:
             MlflowMirror(run, config).log_evaluation(flat_metrics(result), result["step"])
     except Exception as error:  # tracking must never fail an evaluation, whatever a server or its client does
         reason = redact(" ".join(str(error).split()))[:120] or type(error).__name__
-        say(f"mlflow   not reached ({reason}); the results are in this output alone")
+        log(f"mlflow   not reached ({reason}); the results are in this output alone")
 
 
 def flat_metrics(result: Mapping[str, Any]) -> dict[str, float]:
@@ -66,31 +68,6 @@ def flat_metrics(result: Mapping[str, Any]) -> dict[str, float]:
         if value is not None
     }
     if result["validation"] is not None:
-        metrics["validation_loss"] = result["validation"]["val_loss"]
-        metrics["validation_perplexity"] = result["validation"]["perplexity"]
+        held_out = {name.removeprefix("val_"): value for name, value in result["validation"].items() if name != "rows"}
+        metrics |= {f"validation_{name}": value for name, value in held_out.items()}
     return metrics
-
-
-def evaluation_text(result: Mapping[str, Any]) -> str:
-    """An evaluation as a table."""
-    rows = [
-        [task, metric, number(value), stderr(scores, metric)]
-        for task, scores in result["results"].items()
-        for metric, value in scores.items()
-        if "_stderr" not in metric
-    ]
-    if result["validation"] is not None:
-        rows.append(["validation", "loss", number(result["validation"]["val_loss"]), ""])
-        rows.append(["validation", "perplexity", number(result["validation"]["perplexity"]), ""])
-    return f"{result['checkpoint']}\n\n" + table(["task", "metric", "value", "stderr"], rows)
-
-
-def stderr(scores: Mapping[str, float | None], metric: str) -> str:
-    """The standard error beside a metric, or nothing; `acc.strict` has `acc_stderr.strict`."""
-    name, dot, kind = metric.partition(".")
-    value = scores.get(f"{name}_stderr{dot}{kind}")
-    return "" if value is None else number(value)
-
-
-def number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"

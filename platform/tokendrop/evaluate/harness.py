@@ -1,4 +1,4 @@
-"""lm-eval's tasks on a GPT of ours."""
+"""lm-eval's tasks on a language model of ours."""
 
 import os
 import sys
@@ -18,18 +18,14 @@ from tqdm import tqdm
 
 from tokendrop.data.tokenizer import END_OF_TEXT, end_of_text
 from tokendrop.errors import UserError
-from tokendrop.evaluate.load import load_run, locate
-from tokendrop.evaluate.scoring import score_continuations, write_greedily
+from tokendrop.evaluate.scoring import LanguageModel, score_continuations, write_greedily
 from tokendrop.evaluate.tasks import find_tasks
-from tokendrop.models.gpt import Gpt
-from tokendrop.train.committed import read_meta
-from tokendrop.train.device import pick_device
 
 _BOOTSTRAP_DRAWS = 1000  # for the standard errors that have no closed form
 
 
-class GptLm(TemplateLM):
-    """A GPT as lm-eval wants a model; token dropping is off.
+class LmEvalAdapter(TemplateLM):
+    """A language model as lm-eval wants it; token dropping is off.
 
     In float64 its log-likelihoods are those of lm-eval's own adapter on the exported folder, to 1e-6 nats, as long as
     that has `logits_cache=False`: its cache, on by default, scores a window by another one's tokens where both have the
@@ -39,11 +35,11 @@ class GptLm(TemplateLM):
     max_gen_toks = 256  # of tasks that do not say; the same as in lm-eval's Hugging Face adapter
     batch_size = 1  # lm-eval reports it; batches here are filled by tokens
 
-    def __init__(self, model: Gpt, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         super().__init__()
         self._model, self._bpe = model.eval(), tokenizer
-        self._device = model.tokens.weight.device
-        self.max_length = model.config.sequence_length
+        self._device = model.device
+        self.max_length = model.sequence_length
 
     @property
     def eot_token_id(self) -> int:
@@ -140,31 +136,20 @@ class GptLm(TemplateLM):
         return normal["until"], limit
 
 
-def evaluate_tasks(
-    path: Path, tasks: Sequence[str], include: Path | None = None, limit: int | None = None
+def run_tasks(
+    model: LanguageModel, tokenizer: Tokenizer, tasks: Sequence[str], include: Path | None, limit: int | None
 ) -> dict[str, Any]:
-    """Run lm-eval's tasks on the model of a run or a checkpoint, with no token dropped.
+    """Run lm-eval's tasks on a model, with no token dropped.
 
     Args:
-        path: a run folder, for its newest checkpoint, or a checkpoint.
         tasks: names that lm-eval or the task files below `include` know, or paths of task files (.yaml).
         include: a folder of task files.
         limit: documents of each task; all when left out.
     Returns:
-        `checkpoint`, `step`, `results` by task and metric, `versions` and `n_samples` by task; plain JSON.
+        `results` by task and metric, `versions` and `n_samples` by task; plain JSON.
     Raises:
-        UserError: there is no such checkpoint, task or task data, or a task does not fit the model.
+        UserError: there is no such task or task data, or a task does not fit the model.
     """
-    checkpoint, _ = locate(path)
-    model, tokenizer = load_run(path)
-    scores = run_tasks(model.to(pick_device()), tokenizer, tasks, include, limit)
-    return {"checkpoint": str(checkpoint), "step": read_meta(checkpoint)["step"], **scores}
-
-
-def run_tasks(
-    model: Gpt, tokenizer: Tokenizer, tasks: Sequence[str], include: Path | None, limit: int | None
-) -> dict[str, Any]:
-    """`results`, `versions` and `n_samples` of `evaluate_tasks`, for a model at hand."""
     if limit is not None and limit < 1:
         raise UserError(f"limit: want at least 1 document of each task, got {limit}")
     # each draw of a forked pool would copy this process, model and all
@@ -172,7 +157,7 @@ def run_tasks(
     with redirect_stdout(sys.stderr):
         manager, specs = find_tasks(tasks, include)
         found = simple_evaluate(
-            model=GptLm(model, tokenizer),
+            model=LmEvalAdapter(model, tokenizer),
             tasks=list(specs),
             task_manager=manager,
             limit=limit,

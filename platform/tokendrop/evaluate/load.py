@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from torch import nn
 
 from tokendrop.data.tokenizer import load_tokenizer
-from tokendrop.models.build import build_model
-from tokendrop.models.gpt import Gpt
 from tokendrop.track.run_folder import check_model, latest_checkpoint, open_run_folder, tokenizer_of
 from tokendrop.train.checkpoint import load_weights
+from tokendrop.train.task import Task
 
 
 def locate(path: Path) -> tuple[Path, Path]:
@@ -25,8 +25,8 @@ def locate(path: Path) -> tuple[Path, Path]:
     return checkpoint, checkpoint.parent.parent
 
 
-def load_run(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Gpt, Tokenizer]:
-    """The model of a run or a checkpoint, on the CPU and in eval mode, and its tokenizer.
+def load_run(path: Path, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Tokenizer, Task]:
+    """The model of a run or a checkpoint, on the CPU and in eval mode, its tokenizer and its task.
 
     Raises:
         UserError: there is no checkpoint, no run around it, or a model of another kind in it.
@@ -36,8 +36,9 @@ def load_run(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Gpt, Token
     tokenizer = load_tokenizer(tokenizer_of(run))
     config, _ = open_run_folder(run)
     check_model(checkpoint, config)
-    model = build_model(config.model, seed=0).to(dtype)
+    task = config.task.build(config)
+    model = task.build_model(seed=0).to(dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what we want
         load_weights(model, checkpoint)
-    return model.eval(), tokenizer
+    return model.eval(), tokenizer, task

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from tokendrop.data.batches import held_out_batches, text_batch
-from tokendrop.data.rows import Rows, held_out_ids
+from tokendrop.data.read.batches import held_out_batches
 from tokendrop.errors import UserError
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.track.run_folder import open_run_folder
@@ -14,7 +13,6 @@ from tokendrop.train.device import computes_in_bf16, pick_device, pick_dtype
 from tokendrop.train.engines.base import TorchEngine
 from tokendrop.train.held_out import held_out_mean
 from tokendrop.train.optimizer import build_optimizer
-from tokendrop.train.report import perplexity
 
 
 def validation_perplexity(path: Path) -> dict[str, Any]:
@@ -24,23 +22,22 @@ def validation_perplexity(path: Path) -> dict[str, Any]:
     has no bf16.
 
     Returns:
-        `val_loss` (nats per token), `perplexity`, and `rows` read: the first `evaluate.sequences` of them.
+        `val_loss`, the task's figures, such as `perplexity`, and `rows` read: the first `evaluate.sequences` of them.
     Raises:
         UserError: there is no checkpoint, or the run's token shards are gone.
     """
     _, run = locate(path)
     config, data = open_run_folder(run)
-    rows = Rows(data, "validation")
-    ids = held_out_ids(config.data, rows.committed, config.evaluate.sequences)
+    ids, rows = config.task.build(config).open(data).held_out()
     if len(ids) == 0:
         raise UserError(f"{data}: it holds no validation rows")
     device = pick_device()
     dtype = precision_here(config.train.precision, device)
-    model, _ = load_run(path, torch.promote_types(dtype, torch.float32))
-    engine = TorchEngine(model.to(device), build_optimizer(model, config.train), dtype)
-    batches = held_out_batches(text_batch, ids, rows.read(ids), micro_batch=config.train.micro_batch)
+    model, _, task = load_run(path, torch.promote_types(dtype, torch.float32))
+    engine = TorchEngine(model.to(device), build_optimizer(model, config.train), dtype, loss=task.loss)
+    batches = held_out_batches(task.batch, ids, rows, micro_batch=config.train.micro_batch)
     loss = held_out_mean(engine, ((batch.to(device), counts) for batch, counts in batches))
-    return {"val_loss": loss, "perplexity": perplexity(loss), "rows": len(ids)}
+    return {"val_loss": loss, **config.task.figures(loss), "rows": len(ids)}
 
 
 def precision_here(precision: str, device: torch.device) -> torch.dtype:

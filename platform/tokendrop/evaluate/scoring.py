@@ -2,13 +2,34 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
-from tokendrop.models.gpt import Gpt
-
 # Dimensions: B rows of a batch, S tokens of its longest row, D width, N read positions, V vocabulary.
+
+
+class LanguageModel(Protocol):
+    """A causal language model of tokens."""
+
+    sequence_length: int
+    """Tokens that it takes at most."""
+    vocab_size: int
+    device: torch.device
+
+    def eval(self) -> Self:
+        """The model, with dropout and token dropping off."""
+        ...
+
+    def hidden(self, input_ids_BS: Tensor) -> Tensor:
+        """Hidden states (B, S, D) before the head; each depends on no later token."""
+        ...
+
+    def head(self, hidden_ND: Tensor) -> Tensor:
+        """Logits (N, V) of the token after each."""
+        ...
+
 
 Tokens = tuple[int, ...]
 Progress = Callable[[int], object]
@@ -19,7 +40,7 @@ _LOGITS = 2**24  # logits held at once
 
 @torch.inference_mode()
 def score_continuations(
-    model: Gpt, pairs: Sequence[tuple[Tokens, Tokens]], progress: Progress, batch_tokens: int = BATCH_TOKENS
+    model: LanguageModel, pairs: Sequence[tuple[Tokens, Tokens]], progress: Progress, batch_tokens: int = BATCH_TOKENS
 ) -> list[tuple[float, bool]]:
     """How likely each continuation is after its context.
 
@@ -32,7 +53,7 @@ def score_continuations(
     """
     by_input: dict[Tokens, list[int]] = defaultdict(list)
     for number, (context, continuation) in enumerate(pairs):
-        by_input[(context + continuation)[-model.config.sequence_length - 1 : -1]].append(number)
+        by_input[(context + continuation)[-model.sequence_length - 1 : -1]].append(number)
     inputs = list(by_input)
     scores: dict[int, tuple[float, bool]] = {}
     for batch in batches([len(row) for row in inputs], batch_tokens):
@@ -53,13 +74,13 @@ def score_continuations(
     return [scores[number] for number in range(len(pairs))]
 
 
-def read_head(model: Gpt, hidden_ND: Tensor, tokens_N: Sequence[int]) -> tuple[Tensor, Tensor]:
+def read_head(model: LanguageModel, hidden_ND: Tensor, tokens_N: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Log-probability of one token at each position, float64 (N), and whether it is the likeliest one."""
     targets_N = torch.tensor(tokens_N, device=hidden_ND.device)
-    chunk = max(1, _LOGITS // model.config.vocab_size)
+    chunk = max(1, _LOGITS // model.vocab_size)
     logprobs, is_top = [], []
     for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
-        logits_NV = hidden @ model.tokens.weight.T
+        logits_NV = model.head(hidden)
         chosen = logits_NV.gather(1, targets[:, None])[:, 0]
         logprobs.append((chosen - logits_NV.logsumexp(-1)).double())
         is_top.append(logits_NV.argmax(-1) == targets)
@@ -68,7 +89,7 @@ def read_head(model: Gpt, hidden_ND: Tensor, tokens_N: Sequence[int]) -> tuple[T
 
 @torch.inference_mode()
 def write_greedily(
-    model: Gpt,
+    model: LanguageModel,
     contexts: Sequence[Tokens],
     limits: Sequence[int],
     is_done: Callable[[int, Tokens], bool],
@@ -99,11 +120,11 @@ def write_greedily(
     return written
 
 
-def next_tokens(model: Gpt, rows: Sequence[Tokens]) -> list[int]:
+def next_tokens(model: LanguageModel, rows: Sequence[Tokens]) -> list[int]:
     """The likeliest next token of each row."""
     hidden_BSD = model.hidden(pad(rows, model))
     last_BD = torch.stack([hidden_BSD[b, len(row) - 1] for b, row in enumerate(rows)])
-    return (last_BD @ model.tokens.weight.T).argmax(-1).tolist()
+    return model.head(last_BD).argmax(-1).tolist()
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
@@ -116,8 +137,8 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
         first += count
 
 
-def pad(rows: Sequence[Tokens], model: Gpt) -> Tensor:
+def pad(rows: Sequence[Tokens], model: LanguageModel) -> Tensor:
     """Token ids (B, S), padded on the right: a causal model looks back alone, so no mask is needed."""
     longest = max(map(len, rows))
     padded = [row + (0,) * (longest - len(row)) for row in rows]
-    return torch.tensor(padded, device=model.tokens.weight.device)
+    return torch.tensor(padded, device=model.device)

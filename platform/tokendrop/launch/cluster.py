@@ -16,7 +16,7 @@ from setproctitle import setproctitle
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.head import check_answers
 from tokendrop.launch.local_ray import start_local_ray
-from tokendrop.render import say
+from tokendrop.output import log
 from tokendrop.secrets import redact
 
 _SOURCE_ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         _hide_secrets()
         try:
-            say(f"connect  to the Ray cluster at {address}")
+            log(f"connect  to the Ray cluster at {address}")
             check_answers(address)
             ray.init(address, runtime_env=_source_for(address), **quiet)
         except (OSError, RayError, ValueError) as error:
@@ -55,7 +55,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         _handle_sigterm()
         return
     os.environ["PYTHONPATH"] = source_path()
-    say("connect  starting Ray on this machine")
+    log("connect  starting Ray on this machine")
     start_local_ray(cpus, **quiet)
     _handle_sigterm()
 

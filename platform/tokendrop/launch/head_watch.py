@@ -11,7 +11,7 @@ import ray
 
 from tokendrop.errors import first_line
 from tokendrop.launch.cluster import serves_this_machine_alone
-from tokendrop.render import say
+from tokendrop.output import log
 
 _POLL_S, _CONNECT_S = 1.0, 10.0
 # a head of a cluster may be started again; Ray itself gives up after a minute
@@ -57,6 +57,6 @@ class HeadWatch:
 
     def _exit(self, error: OSError) -> None:
         address = ":".join(map(str, self.address))
-        say(f"tokendrop: the Ray head at {address} is gone ({first_line(error)}); {self.what_now}")
+        log(f"tokendrop: the Ray head at {address} is gone ({first_line(error)}); {self.what_now}")
         self.before_exit()
         os._exit(1)  # whatever waits for Ray would go on waiting

@@ -104,7 +104,7 @@ def processes(cluster: LocalCluster) -> list[psutil.Process]:
 
 def _new_cluster(size: ClusterSize, folder: Path, port: int | None) -> LocalCluster:
     if port is not None and not (0 < port < 65536 and free_port(port) == port):
-        raise UserError(f"--port {port}: want a port that is free")
+        raise UserError(f"--port {port}: want a port from 1 to 65,535 that is free")
     home = folder / "ray"
     return LocalCluster(
         mark=secrets.token_hex(8),

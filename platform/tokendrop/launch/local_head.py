@@ -79,6 +79,7 @@ class LocalCluster:
 
     @property
     def log(self) -> Path:
+        """The file that the head's autoscaler writes what it does to."""
         return Path(self.folder) / "head.log"
 
     @property

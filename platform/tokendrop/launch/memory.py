@@ -7,7 +7,7 @@ import psutil
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
-from tokendrop.render import count
+from tokendrop.output import count
 
 _NUMBERS = 4  # for each parameter: its weight, its gradient, and Adam's two moments
 _SHARED = 3  # of these, by strategies that share them out; the weights are made whole first

@@ -11,14 +11,14 @@ import ray
 from ray.exceptions import RayTaskError
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.manifest import Manifest, ManifestReader, read_header
-from tokendrop.data.pipeline import find_corpus, prepare
-from tokendrop.data.rows import note_failure
-from tokendrop.data.shards import MANIFEST
+from tokendrop.data.prepare.pipeline import find_corpus, prepare
+from tokendrop.data.read.row_reader import note_failure
+from tokendrop.data.shards.format import MANIFEST
+from tokendrop.data.shards.manifest import Manifest, ManifestReader, read_header
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.room import Resources, count_places, resources_of
 from tokendrop.launch.watch import prepare_line
-from tokendrop.render import say
+from tokendrop.output import log
 
 _POLL_S = 0.2
 
@@ -51,13 +51,13 @@ class Preparation:
         """
         self.config, self.shards = config, shards
         self.folder = shards or find_corpus(config).folder
-        self._most_workers = max(segment.workers for segment in config.plan().segments)
+        self._most_workers = max(segment.workers for segment in config.plan.segments)
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
     def __enter__(self) -> "Preparation":
         if not (self.folder / MANIFEST).exists():
-            say(f"prepare  token shards in {self.folder}")
+            log(f"prepare  token shards in {self.folder}")
         self._done = self._pool.submit(self._prepare)
         return self
 
@@ -70,6 +70,7 @@ class Preparation:
 
     @property
     def is_done(self) -> bool:
+        """Whether all token shards are written."""
         return self._done.done()
 
     def wait(self) -> Path:

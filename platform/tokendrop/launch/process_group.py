@@ -46,6 +46,7 @@ def torch_config(*, on_gpus: bool, timeout_s: float) -> RunTorchConfig:
 
 
 def gpu_of_this_worker() -> Gpu:
+    """This machine's name and the identity of the GPU that Ray has assigned to this worker; None without one."""
     if not torch.cuda.is_available():
         return socket.gethostname(), None
     device = ray.train.torch.get_device()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.launch.cluster import in_job_copy
-from tokendrop.render import say
+from tokendrop.output import log
 from tokendrop.track.mlflow import absolute_uri
 
 RESULTS = "TOKENDROP_RESULTS"
@@ -20,27 +20,34 @@ def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
     TOKENDROP_RESULTS, by default `tokendrop` in the home folder of the head. What it reads keeps its relative path,
     which is right in the copy of each node, and in that of the next start.
     """
-    root, data = Path.cwd(), config.data
+    root = Path.cwd()
     if in_job_copy(root):
-        root = Path(os.environ.get(RESULTS) or Path.home() / "tokendrop").absolute()
-    else:
-        data = replace(
-            data,
-            corpus=absolute_corpus(data.corpus, root),
-            sources=tuple(replace(one, corpus=absolute_corpus(one.corpus, root)) for one in data.sources),
-            tokenizer=data.tokenizer and absolute(data.tokenizer, root),
+        results = Path(os.environ.get(RESULTS) or Path.home() / "tokendrop").absolute()
+        return replace(
+            absolute_in(config, results), data=replace(config.data, folder=absolute(config.data.folder, results))
         )
+    return absolute_in(config, root)
+
+
+def absolute_in(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
+    """The configuration with absolute paths, relative to `folder` before, of all that is read and written."""
+
+    def corpus(entries: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(entry if entry == "python" or "://" in entry else absolute(entry, folder) for entry in entries)
+
+    data = config.data
     return replace(
         config,
-        runs_folder=absolute(config.runs_folder, root),
-        data=replace(data, folder=absolute(data.folder, root)),
-        track=replace(config.track, uri=absolute_uri(config.track.uri, root)),
+        runs_folder=absolute(config.runs_folder, folder),
+        data=replace(
+            data,
+            corpus=corpus(data.corpus),
+            sources=tuple(replace(one, corpus=corpus(one.corpus)) for one in data.sources),
+            tokenizer=data.tokenizer and absolute(data.tokenizer, folder),
+            folder=absolute(data.folder, folder),
+        ),
+        track=replace(config.track, uri=absolute_uri(config.track.uri, folder)),
     )
-
-
-def absolute_corpus(corpus: tuple[str, ...], folder: Path) -> tuple[str, ...]:
-    """The files, folders and globs of a corpus, relative to `folder` before; URIs and `python` stay."""
-    return tuple(entry if entry == "python" or "://" in entry else absolute(entry, folder) for entry in corpus)
 
 
 def absolute(path: str, folder: Path) -> str:
@@ -51,4 +58,4 @@ def absolute(path: str, folder: Path) -> str:
 def tell_place(config: ExperimentConfig) -> None:
     """Say where a submitted job keeps its results."""
     if in_job_copy(Path.cwd()):
-        say(f"results  {config.runs_folder}; {RESULTS} in the environment of `ray start` names another place")
+        log(f"results  {config.runs_folder}; {RESULTS} in the environment of `ray start` names another place")

@@ -3,17 +3,18 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.pipeline import check_fits
-from tokendrop.data.shard_files import check_files
-from tokendrop.data.shards import MANIFEST
+from tokendrop.data.prepare.pipeline import check_fits
+from tokendrop.data.shards.files import check_files
+from tokendrop.data.shards.format import MANIFEST
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.secrets import redact
 from tokendrop.track.mlflow import flat
 from tokendrop.track.run_folder import CHECKPOINTS, check_model, open_run_folder
-from tokendrop.train.committed import committed, newest_whole, read_meta, set_aside
+from tokendrop.train.checkpoint_index import committed, newest_whole, read_meta, set_aside
 from tokendrop.train.storage import check_safe
 
 # What a run that goes on may have anew: where and how it runs, is saved, tracked and evaluated, and how long it is;
@@ -42,9 +43,10 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
         return
     check_model(checkpoint, config)
     check_safe(checkpoint)
-    step, steps = read_meta(checkpoint)["step"], config.plan().steps
+    step, steps = read_meta(checkpoint)["step"], config.plan.steps
     if step > steps:
         raise UserError(f"train.length: {run} is at step {step}, this job ends at {steps}; want a longer one")
+    check_own_files(config, run)
     was, now = settings(begun), settings(config)
     for key in {**was, **now}:
         if was.get(key) != now.get(key):
@@ -53,6 +55,16 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
                 " want the same, or a new run"
             )
     set_aside(checkpoint)
+
+
+def check_own_files(config: ExperimentConfig, run: Path) -> None:
+    """Raises UserError where the file of a method or task of the user's own is another than the run began with."""
+    for key, name in (("drop.method", config.drop.method), ("task.kind", config.task.kind)):
+        file, copy = plugin.file_of(name), plugin.copy_of(name, run)
+        if file is None or copy is None or not (file.is_file() and copy.is_file()):
+            continue
+        if file.read_bytes() != copy.read_bytes():
+            raise UserError(f"{key}: {file} has changed since {run} began; want it as it was, in {copy}, or a new run")
 
 
 def settings(config: ExperimentConfig) -> dict[str, str]:

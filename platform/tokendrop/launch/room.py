@@ -7,7 +7,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.run import ScalingConfig
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import serves_this_machine_alone
-from tokendrop.render import say
+from tokendrop.output import log
 
 Resources = dict[str, float]
 
@@ -28,7 +28,7 @@ def check_room(config: ExperimentConfig) -> None:
     if not serves_this_machine_alone():
         return  # nodes may join it; how many is not to be known from here, and the run says what it waits for
     scaling, total, each = config.scaling, ray.cluster_resources(), resources_of(config.scaling)
-    most = max(segment.workers for segment in config.plan().segments)
+    most = max(segment.workers for segment in config.plan.segments)
     least = legal_sizes(config)[0] if scaling.mode == "schedule" else most
     workers = "scaling.workers" if scaling.mode == "fixed" else "the workers of the plan"
     for resource, amount in each.items():
@@ -39,7 +39,7 @@ def check_room(config: ExperimentConfig) -> None:
                 f" lower {workers} or {key}"
             )
         if most * amount > has:
-            say(f"note     the plan has up to {most} workers, this cluster has {resource}s for {int(has // amount)}")
+            log(f"note     the plan has up to {most} workers, this cluster has {resource}s for {int(has // amount)}")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if (places := count_places(nodes, each)) < least:
         sizes = ", ".join(f"{node.get('CPU', 0):g}" for node in nodes)
@@ -51,7 +51,7 @@ def check_room(config: ExperimentConfig) -> None:
 
 def legal_sizes(config: ExperimentConfig) -> list[int]:
     """Numbers of workers that a run with `mode: schedule` may have, rising."""
-    plan, scaling = config.plan_fixed(), config.scaling
+    plan, scaling = config.fixed_plan, config.scaling
     micro_batches = plan.batch.global_batch // plan.batch.micro_batch
     return [size for size in range(scaling.min_workers, scaling.most_workers + 1) if micro_batches % size == 0]
 
@@ -68,6 +68,7 @@ def count_places(nodes: list[Resources], each: Resources) -> int:
 
 
 def text_of(resources: Resources) -> str:
+    """Resources as people read them: `2 CPUs and 1 GPU`."""
     return " and ".join(f"{amount:g} {name}{'s' * (amount != 1)}" for name, amount in resources.items())
 
 

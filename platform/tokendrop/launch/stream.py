@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tokendrop.config.data import DataConfig
-from tokendrop.data.rows import MappedSamples, Rows, sample_order
-from tokendrop.data.shards import MANIFEST
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.shards.format import MANIFEST
 from tokendrop.errors import UserError
+from tokendrop.models.batch import Samples
 from tokendrop.schedule.batch import BatchSplit
 
 SPAN = 8192
@@ -39,20 +39,18 @@ class RankSamples:
     """Which samples one rank trains on, and where their rows are."""
 
     folder: Path
-    data: DataConfig
-    seed: int
+    config: ExperimentConfig
     split: BatchSplit
     rank: int
-    steps: int
-    """Of the run."""
 
     def spans(self, start: int) -> Iterator[range]:
         """The steps from `start` on, in runs of few samples."""
-        size = max(1, SPAN // self.per_step)
-        return (range(first, min(first + size, self.steps)) for first in range(start, self.steps, size))
+        size, steps = max(1, SPAN // self.per_step), self.config.steps
+        return (range(first, min(first + size, steps)) for first in range(start, steps, size))
 
     @property
     def per_step(self) -> int:
+        """Samples of this rank in one step."""
         return self.split.accumulation * self.split.micro_batch
 
     def positions(self, start: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -156,10 +154,10 @@ def _fetch(
     """The samples of one block of a span, which has `count` samples."""
     first = int(batch["item"][0]) * _BLOCK
     positions = samples.positions(start, np.arange(first, min(first + _BLOCK, count)))
-    ids, rows = _mapped(samples.folder, samples.data, samples.seed).at(positions)
+    ids, rows = _opened(samples.folder, samples.config).at(positions)
     return {"position": positions, "sample_id": ids, "tokens": rows.astype(np.int32)}
 
 
 @cache
-def _mapped(folder: Path, data: DataConfig, seed: int) -> MappedSamples:
-    return MappedSamples(Rows(folder, "train"), sample_order(data, seed=seed))
+def _opened(folder: Path, config: ExperimentConfig) -> Samples:
+    return config.task.build(config).open(folder).samples

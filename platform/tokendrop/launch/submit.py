@@ -33,7 +33,7 @@ from tokendrop.launch.preflight import (
     list_upload,
     warn_about_paths,
 )
-from tokendrop.render import results, say
+from tokendrop.output import log, results
 from tokendrop.secrets import redact
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
@@ -64,7 +64,7 @@ def submit(
     config = load_job(job, overrides)
     check_secrets(overrides)
     upload = list_upload(working_dir)
-    job_inside = check_job_files(job, upload)
+    job_inside = check_job_files(job, config, upload)
     check_size(upload)
     client, address = connect_dashboard(address)
     if runs_on_this_machine(client):
@@ -76,16 +76,16 @@ def submit(
 
     check_secrets(overrides)
     command = [python, str(DRIVER), "train", job_inside.as_posix(), *overrides, *(["--json"] if as_json else [])]
-    say(f"upload   {upload.size_bytes / MIB:.1f} MiB of {upload.folder}")
+    log(f"upload   {upload.size_bytes / MIB:.1f} MiB of {upload.folder}")
     try:
         job_id = hand_over(client, config.name, shlex.join(command), upload)
     except (RuntimeError, requests.RequestException) as error:
-        say(f"tokendrop: {address} did not take the job: {_last_line(error)}")
+        log(f"tokendrop: {address} did not take the job: {_last_line(error)}")
         return {"job": None, "address": address, "status": "REFUSED", "exit_code": 1, "result": None}
-    say(f"job      {job_id} on {address}")
+    log(f"job      {job_id} on {address}")
     if wait:
-        return {"job": job_id, "address": address, **follow(client, job_id, address, as_json=as_json)}
-    say(f"follow   ray job logs --follow {job_id} --address {address}")
+        return {"job": job_id, "address": address, **train_by_plan(client, job_id, address, as_json=as_json)}
+    log(f"follow   ray job logs --follow {job_id} --address {address}")
     return {"job": job_id, "address": address, "status": "SUBMITTED", "exit_code": None, "result": None}
 
 
@@ -121,7 +121,7 @@ def connect_dashboard(address: str | None) -> tuple[JobSubmissionClient, str]:
         port = url.port or (443 if url.scheme == "https" else 80)
         socket.create_connection((url.hostname, port), timeout=_CONNECT_TIMEOUT_S).close()
     except ValueError as error:
-        raise UserError(f"--address {address}: {error}") from None
+        raise UserError(f"--address {address}: {error}; want http://HOST:8265") from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"--address {address}: no Ray cluster answers there ({reason}); {fix}") from None
@@ -149,7 +149,7 @@ def runs_on_this_machine(client: JobSubmissionClient) -> bool:
     )
 
 
-def follow(client: JobSubmissionClient, job_id: str, address: str, *, as_json: bool) -> dict[str, Any]:
+def train_by_plan(client: JobSubmissionClient, job_id: str, address: str, *, as_json: bool) -> dict[str, Any]:
     """Show the job's log until it ends; Ctrl-C stops the job.
 
     Returns:
@@ -168,16 +168,16 @@ def follow(client: JobSubmissionClient, job_id: str, address: str, *, as_json: b
             asyncio.run(_tail_log(client, job_id, show))
             info = _ended(client, job_id)
         except KeyboardInterrupt:
-            say(f"\nstopping {job_id}: the cluster was asked to stop the job")
+            log(f"\nstopping {job_id}: the cluster was asked to stop the job")
             client.stop_job(job_id)
             return {"status": _ended(client, job_id).status.value, "exit_code": 130, "result": None}
     except (aiohttp.ClientError, requests.RequestException, RuntimeError, OSError) as error:
-        say(f"lost {address} ({_last_line(error)}); if the cluster lives, so does the job")
-        say(f"follow   ray job logs --follow {job_id} --address {address}")
+        log(f"lost {address} ({_last_line(error)}); if the cluster lives, so does the job")
+        log(f"follow   ray job logs --follow {job_id} --address {address}")
         return {"status": "UNKNOWN", "exit_code": 1, "result": None}
     code = info.driver_exit_code
     if code is None:  # it never ran, or somebody stopped it
-        say(f"tokendrop: the job ended without an exit code: {info.status.value}, {info.message}")
+        log(f"tokendrop: the job ended without an exit code: {info.status.value}, {info.message}")
     exit_code = code if code in (0, 1, 2) else 1
     return {"status": info.status.value, "exit_code": exit_code, "result": _result(tail) if as_json else None}
 

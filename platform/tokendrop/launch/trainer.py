@@ -15,11 +15,12 @@ from ray import cloudpickle
 from ray.exceptions import RayActorError, RayError
 from ray.train.torch import TorchTrainer
 
+from tokendrop.atomic import exclusive_lock
 from tokendrop.config import plugin
 from tokendrop.config.drop import DropMethod
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.run import ScalingConfig
-from tokendrop.data.commit import alone_in
+from tokendrop.config.task import TaskConfig
 from tokendrop.elastic.control import RunControl
 from tokendrop.elastic.decide import ScalingDecider
 from tokendrop.errors import StorageError, UserError, first_line, storage_failure
@@ -34,9 +35,8 @@ from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_
 from tokendrop.launch.stopping import run_until_stopped
 from tokendrop.launch.stream import RankSamples, StreamedSamples
 from tokendrop.launch.watch import Watcher
-from tokendrop.launch.worker import WorkerTask, held_out_rows, never, run_worker
-from tokendrop.models.build import check_trainable
-from tokendrop.render import say
+from tokendrop.launch.worker import WorkerSpec, never, run_worker
+from tokendrop.output import log
 from tokendrop.track.journal import note_loss, note_start
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import (
@@ -47,7 +47,7 @@ from tokendrop.track.run_folder import (
     read_attempts,
     summarize,
 )
-from tokendrop.train.committed import committed_step
+from tokendrop.train.checkpoint_index import committed_step
 from tokendrop.train.engines.build import check_strategy
 
 _RAY_STATE = "ray"
@@ -65,14 +65,14 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
     """
     config = with_absolute_paths(config)
-    check_trainable(config.model)
+    task = config.task.build(config)
     check_strategy(config.train)
     check_memory(config)
     resume = resume or begun_run(config)
     if resume is not None:
         check_goes_on(config, resume)
     check_ray(config.scaling)
-    send_with_jobs(config.drop)
+    send_with_jobs(config.drop, config.task)
     connect()
     check_room(config)
     shards = shards_at_hand(config, resume) if resume is not None else None
@@ -81,7 +81,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         if resume is not None:
             check_same_rows(resume, data)
         run = create_run_folder(config) if resume is None else resume.absolute()
-        with alone_in(run, patience_s=_LEAVING_S):
+        with exclusive_lock(run, patience_s=_LEAVING_S):
             describe_run(run, config, data)
             mirror = MlflowMirror(run, config) if config.track.uri else None
             control = RunControl(run)
@@ -89,29 +89,26 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
             note_start(run, committed_step(run / CHECKPOINTS))
             with Watcher(run, config, mirror) as watcher:
                 head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {run}'", watcher.give_up
-                run_until_stopped(partial(_fit, _task(config, run, data), control), stop=control.stop)
+                held_out = task.open(data).held_out() if config.data.reader == "ray_data" else None
+                spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out)
+                run_until_stopped(partial(_fit, spec, control), stop=control.stop)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
 
 
-def send_with_jobs(drop: DropMethod) -> None:
-    """Let workers have the method of a job that is a file of the user's, which they can't import by its name."""
-    module = type(drop).__module__
-    if module.startswith(plugin.FILES):
-        cloudpickle.register_pickle_by_value(sys.modules[module])
+def send_with_jobs(*branches: DropMethod | TaskConfig) -> None:
+    """Let workers have branches of a job that are files of the user's, which they can't import by their names."""
+    for branch in branches:
+        if type(branch).__module__.startswith(plugin.FILES):
+            cloudpickle.register_pickle_by_value(sys.modules[type(branch).__module__])
 
 
-def _task(config: ExperimentConfig, run: Path, data: Path) -> WorkerTask:
-    is_streamed = config.data.reader == "ray_data"
-    return WorkerTask(config=config, run=run, data=data, held_out=held_out_rows(config, data) if is_streamed else None)
-
-
-def _fit(task: WorkerTask, control: RunControl) -> None:
+def _fit(spec: WorkerSpec, control: RunControl) -> None:
     """Train from the last checkpoint to the end, or to where the run is stopped."""
-    begun_before, failed_starts = _begun(task.run), 0
-    while (step := committed_step(task.run / CHECKPOINTS)) < task.config.steps and not control.is_stopped:
-        restarts = max(0, _begun(task.run) - begun_before - 1)
-        trainer = _trainer(task, step, max_restarts=max(0, task.config.scaling.max_restarts - restarts))
+    begun_before, failed_starts = _begun(spec.run), 0
+    while (step := committed_step(spec.run / CHECKPOINTS)) < spec.config.steps and not control.is_stopped:
+        restarts = max(0, _begun(spec.run) - begun_before - 1)
+        trainer = _trainer(spec, step, max_restarts=max(0, spec.config.scaling.max_restarts - restarts))
         try:
             trainer.fit()
             failed_starts = 0
@@ -132,35 +129,35 @@ def _begun(run: Path) -> int:
     return len(attempts) - len(resizes)
 
 
-def _trainer(task: WorkerTask, step: int, *, max_restarts: int) -> TorchTrainer:
-    scaling, plan = task.config.scaling, task.config.plan()
+def _trainer(spec: WorkerSpec, step: int, *, max_restarts: int) -> TorchTrainer:
+    scaling, plan = spec.config.scaling, spec.config.plan
     workers = plan.at(step).workers
     if scaling.mode != "schedule":
         _tell_start(scaling, workers)
-        return TorchTrainer(**_settings(task, workers, max_restarts))
+        return TorchTrainer(**_settings(spec, workers, max_restarts))
     from tokendrop.elastic.policy import ScheduledTrainer
 
-    sizes = tuple(legal_sizes(task.config))
+    sizes = tuple(legal_sizes(spec.config))
     decider = ScalingDecider(plan=plan, sizes=sizes, lead_s=scaling.lead(plan), patience_s=scaling.patience_s)
     _tell_start(scaling, workers)
-    settings = _settings(task, (sizes[0], scaling.most_workers), max_restarts)
-    return ScheduledTrainer(decider=decider, run=task.run, fast_resize=scaling.fast_resize, **settings)
+    settings = _settings(spec, (sizes[0], scaling.most_workers), max_restarts)
+    return ScheduledTrainer(decider=decider, run=spec.run, fast_resize=scaling.fast_resize, **settings)
 
 
 def _tell_start(scaling: ScalingConfig, workers: int) -> None:
-    say(f"start    {workers} worker{'s' * (workers != 1)} of {text_of(resources_of(scaling))} each")
+    log(f"start    {workers} worker{'s' * (workers != 1)} of {text_of(resources_of(scaling))} each")
 
 
-def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: int) -> dict[str, Any]:
+def _settings(spec: WorkerSpec, workers: int | tuple[int, int], max_restarts: int) -> dict[str, Any]:
     """What Ray Train's trainers are made with.
 
     Args:
         workers: so many, or between so many.
     """
-    scaling = task.config.scaling
+    scaling = spec.config.scaling
     return {
         "train_loop_per_worker": _train_loop,
-        "train_loop_config": {"task": task},
+        "train_loop_config": {"spec": spec},
         "torch_config": torch_config(on_gpus=scaling.gpus_per_worker > 0, timeout_s=scaling.peer_timeout_s),
         "scaling_config": ray.train.ScalingConfig(
             num_workers=workers,
@@ -169,9 +166,9 @@ def _settings(task: WorkerTask, workers: int | tuple[int, int], max_restarts: in
         ),
         "run_config": ray.train.RunConfig(
             name=_RAY_STATE,
-            storage_path=str(task.run),
+            storage_path=str(spec.run),
             failure_config=ray.train.FailureConfig(max_failures=max_restarts),
-            callbacks=[FailFastOnUserError(task.run)],
+            callbacks=[FailFastOnUserError(spec.run)],
         ),
     }
 
@@ -196,19 +193,19 @@ def cause_of(failures: Mapping[int, Exception]) -> str:
 
 
 def _train_loop(settings: dict[str, Any]) -> None:
-    task: WorkerTask = settings["task"]
+    spec: WorkerSpec = settings["spec"]
     try:
         run_worker(
-            task,
-            device=device_of(task.config.scaling),
-            samples=_streamed_samples(task),
+            spec,
+            device=device_of(spec.config.scaling),
+            samples=_streamed_samples(spec),
             # with `mode: schedule`, the policy moves the workers
-            must_save=never if task.config.scaling.mode == "schedule" else DrainNotice(),
+            must_save=never if spec.config.scaling.mode == "schedule" else DrainNotice(),
         )
     except Exception as error:
-        if said := storage_failure(error, task.run):
-            go_on = f"with room there, 'tokendrop train --resume {task.run}' goes on"
-            raise StorageError(f"{task.run}: can't be written ({said}); what is committed stays; {go_on}") from None
+        if said := storage_failure(error, spec.run):
+            go_on = f"with room there, 'tokendrop train --resume {spec.run}' goes on"
+            raise StorageError(f"{spec.run}: can't be written ({said}); what is committed stays; {go_on}") from None
         raise
 
 
@@ -236,19 +233,17 @@ class DrainNotice:
         return bool(new)
 
 
-def _streamed_samples(task: WorkerTask) -> StreamedSamples | None:
+def _streamed_samples(spec: WorkerSpec) -> StreamedSamples | None:
     """This rank's stream of samples, where the job asks for one."""
-    config, context = task.config, ray.train.get_context()
+    config, context = spec.config, ray.train.get_context()
     if config.data.reader != "ray_data":
         return None
-    split = replace(config.plan().batch, world_size=context.get_world_size())
+    split = replace(config.plan.batch, world_size=context.get_world_size())
     return StreamedSamples(
         RankSamples(
-            folder=task.data,
-            data=config.data,
-            seed=config.seed,
+            folder=spec.data,
+            config=config,
             split=split,
             rank=context.get_world_rank(),
-            steps=config.steps,
         )
     )

@@ -11,7 +11,7 @@ from typing import Any
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import first_line
 from tokendrop.launch.room import resources_of, waiting_text
-from tokendrop.render import StatusLine, say
+from tokendrop.output import StatusLine, log
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
 
@@ -35,7 +35,7 @@ class Watcher:
         self._complained = False
 
     def __enter__(self) -> "Watcher":
-        say(f"run      {self.run}")
+        log(f"run      {self.run}")
         self._mirroring.start()
         self._is_known.wait(_FIRST_S)  # creating MLflow's tables would slow the first steps down
         self._line.wait()
@@ -86,7 +86,7 @@ class Watcher:
             self._complained = False
         except Exception as error:  # tracking must never fail a run, whatever a server or its client does
             if not self._complained or status == "FINISHED":
-                say(f"mlflow   not reached ({first_line(error)}); `tokendrop sync {self.run}` sends what waits there")
+                log(f"mlflow   not reached ({first_line(error)}); `tokendrop sync {self.run}` sends what waits there")
             self._complained = True
 
 
@@ -94,7 +94,7 @@ class LiveLine:
     """The state of training in one line: step, loss, speed, kept length, saving, time left."""
 
     def __init__(self, config: ExperimentConfig) -> None:
-        self.plan, self.scaling = config.plan(), config.scaling
+        self.plan, self.scaling = config.plan, config.scaling
         self._line = StatusLine()
         self._step_time_s: float | None = None
         self._val_loss: float | None = None
@@ -113,28 +113,24 @@ class LiveLine:
         waited_s = time.monotonic() - self._waits_since if self._waits_since is not None else 0.0
         if waited_s >= (self._waits_told + _WAIT_AGAIN_S if self._waits_told else _WAIT_S):
             self._waits_told = waited_s
-            self.end()
             workers = self.plan.at(min(self._done, self.plan.steps - 1)).workers
-            say(waiting_text(workers, resources_of(self.scaling)))
+            log(waiting_text(workers, resources_of(self.scaling)))
 
     def show(self, line: dict[str, Any]) -> None:
         """Take in a line of metrics.jsonl."""
         if "driver_from" in line:
             return
         if "lost" in line:
-            self.end()
-            say(f"lost     a worker: {line['lost']}")
+            log(f"lost     a worker: {line['lost']}")
             self.wait()
             return
         if "attempt_from" in line:
             self._attempts, self._done, self._waits_since = self._attempts + 1, line["attempt_from"], None
             if self._attempts > 1 and not self._is_paused:
-                self.end()
-                say(f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}")
+                log(f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}")
             return
         if "resize_at" in line:
-            self.end()
-            say(resize_text(line))
+            log(resize_text(line))
             return
         self._is_paused = "paused_at" in line
         if self._is_paused:
@@ -145,9 +141,11 @@ class LiveLine:
         last = self._step_time_s or line["step_time_s"]
         self._step_time_s = 0.9 * last + 0.1 * line["step_time_s"]
         self._val_loss = line["val_loss"] if line["val_loss"] is not None else self._val_loss
-        self._line.show(lambda: self._text(line), always=line["step"] == self.plan.steps)
+        share, is_last = line["step"] / self.plan.steps, line["step"] == self.plan.steps
+        self._line.show(lambda: self._text(line), share=share, always=is_last)
 
     def end(self) -> None:
+        """Leave the line as it is."""
         self._line.end()
 
     def _text(self, line: dict[str, Any]) -> str:

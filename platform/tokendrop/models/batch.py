@@ -1,18 +1,29 @@
-"""What a model reads."""
+"""What a model reads, and where it comes from."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Protocol, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+HeldOut = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Sample ids (N,) and their rows (N, row_length)."""
+
+
+class Samples(Protocol):
+    """Training samples by their places in the global sequence of the run."""
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Sample ids (B,) and their rows (B, row_length)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One micro batch; B sequences of S tokens."""
+    """One micro batch of B samples; a task's own has the tensors that its model reads."""
 
-    input_ids_BS: Tensor
-    labels_BS: Tensor
     sample_ids_B: Tensor
     """int64, always on the host: a sample's number in the whole run, which no other sample of the run has."""
     number: int = 0
@@ -22,6 +33,11 @@ class Batch:
         """What the model reads, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sample_ids_B"}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's inputs are."""
+        return next(iter(self.inputs().values())).device
 
     def cut(self, tokens: int) -> Self:
         """The first so many tokens of each sequence, with their labels."""
@@ -36,7 +52,15 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BertBatch(Batch):
+class TextBatch(Batch):
+    """Sequences of S tokens, each with a label."""
+
+    input_ids_BS: Tensor
+    labels_BS: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertBatch(TextBatch):
     """Pairs of sentences, `[CLS] A [SEP] B [SEP]` and padding; a label of -100 is not to be predicted."""
 
     token_types_BS: Tensor

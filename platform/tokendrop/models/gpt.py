@@ -1,6 +1,7 @@
 """GPT, in the style of GPT-2 and GPT-3: embed -> layers -> head -> loss."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,8 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
+    """Two matrix products with a GELU between them."""
+
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.up = nn.Linear(config.width, 4 * config.width)
@@ -82,13 +85,31 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self._initialize()
 
-    def forward(self, input_ids_BS: Tensor, labels_BS: Tensor) -> Tensor:
-        """Mean cross entropy of the labels, nats per token."""
-        return head_loss(self.hidden(input_ids_BS), self.tokens.weight, labels_BS)
+    @property
+    def sequence_length(self) -> int:
+        """Tokens that it takes at most."""
+        return self.config.sequence_length
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.weight.device
+
+    def forward(self, input_ids_BS: Tensor, labels_BS: Tensor, *, token_losses: bool = False) -> Any:
+        """Mean cross entropy of the labels, nats per token; with `token_losses` also that of each, (B, S), detached."""
+        mean, losses_BS = head_loss(self.hidden(input_ids_BS), self.tokens.weight, labels_BS)
+        return (mean, losses_BS) if token_losses else mean
 
     def logits(self, input_ids_BS: Tensor) -> Tensor:
         """Logits of the next token, (B, S, V)."""
-        return F.linear(self.hidden(input_ids_BS), self.tokens.weight)
+        return self.head(self.hidden(input_ids_BS))
+
+    def head(self, hidden_ND: Tensor) -> Tensor:
+        """Logits of the next token after some hidden states, (N, V)."""
+        return hidden_ND @ self.tokens.weight.T
 
     def hidden(self, input_ids_BS: Tensor) -> Tensor:
         """Normalized hidden states of the last layer, (B, S, D).

@@ -31,3 +31,7 @@ class BatchSplit:
     def micro_batches(self, rank: int) -> range:
         """Numbers, within the global batch, of the micro batches that `rank` runs."""
         return range(rank, self.global_batch // self.micro_batch, self.world_size)
+
+    def places(self, number: int) -> range:
+        """Places within the global batch of the samples of a micro batch."""
+        return range(number * self.micro_batch, (number + 1) * self.micro_batch)

@@ -1,6 +1,10 @@
 """What one sequence costs: layer tokens, as the paper counts, and matrix-multiplication FLOPs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+Work = tuple[int, int, int]
+"""So many layers, sequences that each of them runs on, and tokens of each sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +49,13 @@ class ModelShape:
         Counts what is computed: causal attention over half of the pairs, the head over every token that reaches it.
         """
         self._check(kept, dropped_layers)
-        whole = (self.layers - dropped_layers) * self._layer_flops(self.sequence_length)
-        head = 2 * (kept if self.head_drops else self.sequence_length) * self.width * self.vocab_size
-        return 3 * (whole + dropped_layers * self._layer_flops(kept) + head)
+        work = [(self.layers - dropped_layers, 1, self.sequence_length), (dropped_layers, 1, kept)]
+        return self.flops_of(work, sequences=1, head_tokens=kept if self.head_drops else self.sequence_length)
+
+    def flops_of(self, work: Iterable[Work], *, sequences: int, head_tokens: int) -> int:
+        """The same of any work of the layers, and of a head that sees so many tokens of so many sequences."""
+        layers = sum(layers * some * self._layer_flops(tokens) for layers, some, tokens in work)
+        return 3 * (layers + sequences * 2 * head_tokens * self.width * self.vocab_size)
 
     def _layer_flops(self, tokens: int) -> int:
         weights = 4 * self.width**2 + 2 * self.width * self.mlp_width

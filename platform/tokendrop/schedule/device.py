@@ -141,10 +141,14 @@ class DeviceProfile:
     def _restore_bytes_per_s(self) -> float:
         return self.checkpoint_bytes_per_s if self.restore_bytes_per_s is None else self.restore_bytes_per_s
 
-    def flops_per_s(self, shape: ModelShape, *, dropped_layers: int, kept: int, micro_batch: int) -> float:
-        """FLOP/s that one device achieves on a model: those of known models at the same share of their FLOPs."""
+    def flops_per_s(self, shape: ModelShape, *, flops: float, micro_batch: int) -> float:
+        """FLOP/s that one device achieves on a model: those of known models at the same share of their FLOPs.
+
+        Args:
+            flops: of one sequence, by whatever layers and tokens; the mean of those that differ.
+        """
         full = shape.flops(kept=shape.sequence_length, dropped_layers=0)
-        share = shape.flops(kept=kept, dropped_layers=dropped_layers) / full
+        share = flops / full
         return interpolate(
             log(full / shape.sequence_length),
             [
@@ -157,13 +161,14 @@ class DeviceProfile:
             ],
         )
 
-    def step_s(
-        self, shape: ModelShape, *, dropped_layers: int, kept: int, batch: BatchSplit, sharing: Sharing = "ddp"
-    ) -> float:
-        """Seconds of one optimizer step: micro batches, what they wait for of the traffic between workers, AdamW."""
-        flops = batch.micro_batch * shape.flops(kept=kept, dropped_layers=dropped_layers)
-        speed = self.flops_per_s(shape, dropped_layers=dropped_layers, kept=kept, micro_batch=batch.micro_batch)
-        micro_s = flops / speed
+    def step_s(self, shape: ModelShape, *, flops: float, batch: BatchSplit, sharing: Sharing = "ddp") -> float:
+        """Seconds of one optimizer step: micro batches, what they wait for of the traffic between workers, AdamW.
+
+        Args:
+            flops: of one sequence, as of `flops_per_s`.
+        """
+        speed = self.flops_per_s(shape, flops=flops, micro_batch=batch.micro_batch)
+        micro_s = batch.micro_batch * flops / speed
         forward_s, backward_s = (1 - _BACKWARD) * micro_s, _BACKWARD * micro_s
         sent, workers = traffic(shape, sharing), batch.world_size
         each_s = self._waited_s(sent.forward, workers, forward_s) + self._waited_s(sent.backward, workers, backward_s)

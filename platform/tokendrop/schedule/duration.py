@@ -1,4 +1,4 @@
-"""Lengths of training, written in steps, in tokens or as a share of the run."""
+"""Lengths of training, written in steps, in tokens or as a share of the run, and what turns them into steps."""
 
 import re
 from dataclasses import dataclass
@@ -62,6 +62,25 @@ class Duration:
         if Fraction(number) != self.amount:
             number = _decimal(self.amount)
         return f"{number}%" if self.unit == "%" else f"{number} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A run's sizes: what turns durations into steps."""
+
+    global_batch: int
+    """Sequences of one step."""
+    sequence_length: int
+    total_steps: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step, over all workers."""
+        return self.global_batch * self.sequence_length
+
+    def steps(self, duration: Duration) -> Fraction:
+        """A duration in optimizer steps, not rounded."""
+        return duration.steps(tokens_per_step=self.tokens_per_step, total_steps=self.total_steps)
 
 
 def _decimal(amount: Fraction) -> str:

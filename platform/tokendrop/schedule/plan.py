@@ -1,34 +1,58 @@
 """The whole run, known before its first step."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from tokendrop.schedule.batch import BatchSplit
-from tokendrop.schedule.costs import ModelShape
-from tokendrop.schedule.kept_length import KeptLengthSchedule
+from tokendrop.schedule.costs import ModelShape, Work
 from tokendrop.schedule.learning_rate import LearningRate
+from tokendrop.schedule.routes import Counts, Routes, RouteSchedule, stages
 from tokendrop.schedule.traffic import Sharing
 
-Clock = Literal["step", "layer_token"]
-_MOST_SEGMENTS = 50_000  # some seconds to lay out
+LrClock = Literal["step", "layer_token"]
+"""What the learning rate counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Steps `start <= step < stop`, in which neither the kept length nor the workers change."""
+    """Steps `start <= step < stop`, in which neither a kept length nor the workers change."""
 
     start: int
     stop: int
     kept_length: int
+    """Tokens of a sequence that a dropped layer sees; their mean, rounded, where layers or sequences differ."""
+    kept: tuple[int, ...]
+    """Of each route, as the routes count."""
+    routes: Routes
     workers: int
     accumulation: int
     layer_tokens_before: int
     layer_tokens_per_step: int
     flops_before: int
     flops_per_step: int
+
+    @property
+    def is_even(self) -> bool:
+        """Whether `kept_length` says it all: so many tokens of every sequence in each dropped layer."""
+        return self.routes.counts == "tokens" and len({*self.kept}) < 2
+
+    @property
+    def kept_by_route(self) -> dict[int, int]:
+        """What stays, as the routes count, by the number of each route's first layer."""
+        return {first: kept for (first, _), kept in zip(self.routes.spans, self.kept, strict=True)}
+
+    @property
+    def kept_by_layer(self) -> dict[int, int]:
+        """What stays, as the routes count, by the number of each dropped layer."""
+        return {
+            layer: kept
+            for (first, last), kept in zip(self.routes.spans, self.kept, strict=True)
+            for layer in range(first, last + 1)
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +61,23 @@ class RunPlan:
 
     segments: tuple[Segment, ...]
     shape: ModelShape
-    dropped_layers: tuple[int, ...]
+    routes: Routes
     batch: BatchSplit
     """At the fixed number of workers; a segment's own is in its `workers`."""
-    lr_clock: Clock
+    lr_clock: LrClock
     learning_rate: LearningRate
     sharing: Sharing = "ddp"
     """How workers share the model out, which decides what they send each other."""
 
     @property
     def steps(self) -> int:
+        """Optimizer steps of the run."""
         return self.segments[-1].stop
+
+    @property
+    def dropped_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers that don't see everything."""
+        return self.routes.layers
 
     @property
     def resizes(self) -> tuple[tuple[int, int, int], ...]:
@@ -62,6 +92,7 @@ class RunPlan:
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step, over all workers."""
         return self.batch.global_batch * self.shape.sequence_length
 
     @property
@@ -120,39 +151,33 @@ class RunPlan:
         return bisect_left(range(self.steps + 1), self.learning_rate.warmup, key=self.layer_tokens)
 
 
-def check_countable(schedule: KeptLengthSchedule, steps: int) -> None:
-    """Raises ValueError where a run would have more kept lengths than can be laid out in some seconds."""
-    start: int | None = 0
-    for _ in range(_MOST_SEGMENTS):
-        if (start := schedule.next_change(start)) is None or start >= steps:
-            return
-    raise ValueError(f"want at most {_MOST_SEGMENTS:,} kept lengths in a run; want larger jumps, or fewer")
-
-
 def build_plan(
     *,
     steps: int,
-    schedule: KeptLengthSchedule,
+    routes: Sequence[RouteSchedule],
     shape: ModelShape,
-    dropped_layers: tuple[int, ...],
     batch: BatchSplit,
-    lr_clock: Clock,
+    lr_clock: LrClock,
     warmup_steps: int,
     peak_lr: float,
     final_lr: float,
     decay: Literal["linear", "cosine", "constant"],
     sharing: Sharing = "ddp",
+    counts: Counts = "tokens",
 ) -> RunPlan:
     """Lay out a run.
 
     Args:
         steps: optimizer steps of the run.
+        routes: spans of layers, apart and in order, with what stays in each, which `counts` says the unit of.
         warmup_steps: warm-up of the step schedule; on the layer-token clock it becomes the layer tokens that
             as many steps consume at full length (appendix C).
     Raises:
         ValueError: the pieces do not fit together.
     """
-    segments = tuple(_segments(steps, schedule, shape, len(dropped_layers), batch))
+    if steps < 1:
+        raise ValueError(f"want at least 1 step, got {steps}")
+    segments = tuple(_segments(steps, routes, Routes(spans=tuple(r.span for r in routes), counts=counts), shape, batch))
     if lr_clock == "step":
         total, warmup = steps, warmup_steps
     else:
@@ -164,7 +189,7 @@ def build_plan(
     return RunPlan(
         segments=segments,
         shape=shape,
-        dropped_layers=dropped_layers,
+        routes=segments[0].routes,
         batch=batch,
         lr_clock=lr_clock,
         learning_rate=rate,
@@ -173,26 +198,54 @@ def build_plan(
 
 
 def _segments(
-    steps: int, schedule: KeptLengthSchedule, shape: ModelShape, dropped_layers: int, batch: BatchSplit
+    steps: int, schedules: Sequence[RouteSchedule], routes: Routes, shape: ModelShape, batch: BatchSplit
 ) -> Iterator[Segment]:
-    if steps < 1:
-        raise ValueError(f"want at least 1 step, got {steps}")
-    start = layer_tokens = flops = 0
-    while start < steps:
-        stop = min(schedule.next_change(start) or steps, steps)
-        kept = schedule.kept_length(start)
+    distinct = list(dict.fromkeys(route.kept for route in schedules))
+    numbers = [distinct.index(route.kept) for route in schedules]
+    layers = Counter[int]()  # of each distinct schedule
+    for number, (first, last) in zip(numbers, routes.spans, strict=True):
+        layers[number] += last + 1 - first
+    layer_tokens = flops = 0
+    for start, stop, kept in stages(distinct, steps):
+        work = [_work(routes, layers[number], stays, shape, batch) for number, stays in enumerate(kept)]
+        seen, dropped = sum(map(_layer_tokens, work)), layers.total()
+        mean = _rounded(seen, dropped * batch.global_batch) if dropped else shape.sequence_length
+        work.append((shape.layers - dropped, batch.global_batch, shape.sequence_length))
+        head_tokens = mean if shape.head_drops else shape.sequence_length
         segment = Segment(
             start=start,
             stop=stop,
-            kept_length=kept,
+            kept_length=mean,
+            kept=tuple(kept[number] for number in numbers),
+            routes=routes,
             workers=batch.world_size,
             accumulation=batch.accumulation,
             layer_tokens_before=layer_tokens,
-            layer_tokens_per_step=batch.global_batch * shape.layer_tokens(kept=kept, dropped_layers=dropped_layers),
+            layer_tokens_per_step=sum(map(_layer_tokens, work)),
             flops_before=flops,
-            flops_per_step=batch.global_batch * shape.flops(kept=kept, dropped_layers=dropped_layers),
+            flops_per_step=shape.flops_of(work, sequences=batch.global_batch, head_tokens=head_tokens),
         )
         yield segment
         layer_tokens += (stop - start) * segment.layer_tokens_per_step
         flops += (stop - start) * segment.flops_per_step
-        start = stop
+
+
+def _work(routes: Routes, layers: int, kept: int, shape: ModelShape, batch: BatchSplit) -> Work:
+    """What so many layers run on in one step."""
+    if routes.counts == "sequences":
+        if not 0 <= kept <= batch.global_batch:
+            raise ValueError(f"want 0..{batch.global_batch} sequences that stay, got {kept}")
+        return layers, kept, shape.sequence_length
+    if not 0 < kept <= shape.sequence_length:
+        raise ValueError(f"want a kept length in 1..{shape.sequence_length}, got {kept}")
+    return layers, batch.global_batch, kept
+
+
+def _layer_tokens(work: Work) -> int:
+    layers, sequences, tokens = work
+    return layers * sequences * tokens
+
+
+def _rounded(amount: int, by: int) -> int:
+    """A quotient as a whole number, halves upwards; exact for integers of any size."""
+    return (2 * amount + by) // (2 * by)

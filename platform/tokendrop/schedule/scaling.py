@@ -18,7 +18,7 @@ _MOST_ESTIMATES, _MOST_TURNS = 200_000, 2_000_000  # some seconds each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ScalingObjective:
     """What a plan of workers is to be good at; a worker is one device."""
 
     min_workers: int
@@ -96,11 +96,9 @@ def stretches_s(plan: RunPlan, profile: DeviceProfile) -> list[float]:
 
 def step_s(plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int) -> float:
     """Seconds of one step of a segment on so many workers."""
+    flops = segment.flops_per_step / plan.batch.global_batch
     batch = replace(plan.batch, world_size=workers)
-    dropped = len(plan.dropped_layers)
-    return profile.step_s(
-        plan.shape, dropped_layers=dropped, kept=segment.kept_length, batch=batch, sharing=plan.sharing
-    )
+    return profile.step_s(plan.shape, flops=flops, batch=batch, sharing=plan.sharing)
 
 
 def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> float:
@@ -109,45 +107,50 @@ def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> f
 
 
 @lru_cache(maxsize=64)
-def choose_sizes(plan: RunPlan, profile: DeviceProfile, wish: Wish) -> Sizes:
-    """Workers of each kept-length stage, neighbours of one size merged: the best there are for the wish.
+def choose_sizes(plan: RunPlan, profile: DeviceProfile, objective: ScalingObjective) -> Sizes:
+    """Workers of each kept-length stage, neighbours of one size merged.
+
+    Without a limit they are the best there are for the objective; with one they keep it, and `best_route` says how
+    good they are: no worse than any fixed size that keeps it.
 
     Where a run has more than 128 stages, as many neighbours are taken together as bring them below that.
 
     Raises:
         ValueError: no size divides the micro batches of a step, or no choice keeps the limit.
     """
-    options = legal_sizes(plan, wish)
+    options = legal_sizes(plan, objective)
     parts = _parts(plan.segments)
     if len(options) * len(plan.segments) > _MOST_ESTIMATES or len(options) ** 2 * len(parts) > _MOST_TURNS:
         raise ValueError(
             f"{len(options)} numbers of workers for {len(plan.segments)} kept lengths are too many to choose from;"
             " want min_workers and max_workers closer together, or a larger drop.schedule.increment"
         )
-    stages = [[_pair(wish, h, h * w) for w in options for h in [_hours(plan, profile, part, w)]] for part in parts]
+    stages = [[_pair(objective, h, h * w) for w in options for h in [_hours(plan, profile, part, w)]] for part in parts]
     pauses = {(v, w): pause_s(plan, profile, v, w) / _HOUR_S for v in options for w in options}
-    turns = [[_pair(wish, pauses[v, w], pauses[v, w] * max(v, w)) for w in options] for v in options]
-    route = best_route(stages, turns, wish.limit)
+    turns = [[_pair(objective, pauses[v, w], pauses[v, w] * max(v, w)) for w in options] for v in options]
+    route = best_route(stages, turns, objective.limit)
     if route is None:
-        raise ValueError(_too_little(wish, _least(stages, turns)))
+        raise ValueError(_too_little(objective, _least(stages, turns)))
     sizes = [(part[0].start, options[option]) for part, option in zip(parts, route, strict=True)]
     return tuple(size for i, size in enumerate(sizes) if i == 0 or size[1] != sizes[i - 1][1])
 
 
-def legal_sizes(plan: RunPlan, wish: Wish) -> list[int]:
+def legal_sizes(plan: RunPlan, objective: ScalingObjective) -> list[int]:
     """Numbers of workers that share the micro batches of a step evenly.
 
     Raises:
-        ValueError: there is none between the wish's bounds.
+        ValueError: there is none between the objective's bounds.
     """
     micro_batches = plan.batch.global_batch // plan.batch.micro_batch
-    most = min(wish.max_workers, micro_batches)
-    legal = [size for size in range(wish.min_workers, most + 1) if micro_batches % size == 0]
+    most = min(objective.max_workers, micro_batches)
+    legal = [size for size in range(objective.min_workers, most + 1) if micro_batches % size == 0]
     if not legal:
-        fits = next(size for size in range(min(wish.min_workers, micro_batches), 0, -1) if micro_batches % size == 0)
+        fits = next(
+            size for size in range(min(objective.min_workers, micro_batches), 0, -1) if micro_batches % size == 0
+        )
         raise ValueError(
-            f"no number of workers from {wish.min_workers} to {wish.max_workers} divides the {micro_batches} micro"
-            f" batches of a step; the next one below is {fits}"
+            f"no number of workers from {objective.min_workers} to {objective.max_workers} divides the"
+            f" {micro_batches} micro batches of a step; the next one below is {fits}"
         )
     return legal
 
@@ -161,8 +164,8 @@ def _hours(plan: RunPlan, profile: DeviceProfile, part: Sequence[Segment], worke
     return sum((s.stop - s.start) * step_s(plan, profile, s, workers) for s in part) / _HOUR_S
 
 
-def _pair(wish: Wish, hours: float, gpu_hours: float) -> Pair:
-    return (gpu_hours, hours) if wish.minimise == "cost" else (hours, gpu_hours)
+def _pair(objective: ScalingObjective, hours: float, gpu_hours: float) -> Pair:
+    return (gpu_hours, hours) if objective.minimise == "cost" else (hours, gpu_hours)
 
 
 def _least(stages: Stages, turns: Stages) -> float:
@@ -173,9 +176,9 @@ def _least(stages: Stages, turns: Stages) -> float:
     return total(swapped, swapped_turns, route)[0]
 
 
-def _too_little(wish: Wish, least: float) -> str:
+def _too_little(objective: ScalingObjective, least: float) -> str:
     enough = ceil(least * 100) / 100
-    among = f"with {wish.min_workers} to {wish.max_workers} workers"
-    if wish.minimise == "cost":
-        return f"deadline_hours={wish.limit:g} can't be met: {among} this run takes {enough:g} hours at least"
-    return f"a budget of {wish.limit:g} GPU-hours can't be kept: {among} this run takes {enough:g} at least"
+    among = f"with {objective.min_workers} to {objective.max_workers} workers"
+    if objective.minimise == "cost":
+        return f"deadline_hours={objective.limit:g} can't be met: {among} this run takes {enough:g} hours at least"
+    return f"a budget of {objective.limit:g} GPU-hours can't be kept: {among} this run takes {enough:g} at least"

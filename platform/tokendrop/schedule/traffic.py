@@ -25,6 +25,7 @@ class Passes:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all of them."""
         return self.summed + self.gathered
 
     def __add__(self, other: "Passes") -> "Passes":

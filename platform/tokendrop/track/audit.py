@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tokendrop.data.manifest import read_manifest
-from tokendrop.data.order import Committed, NotPreparedError, SampleOrder
-from tokendrop.data.rows import sample_order
-from tokendrop.data.shards import MANIFEST, SHARDS
+from tokendrop.data.read.order import NotPreparedError, SampleOrder
+from tokendrop.data.read.row_reader import sample_order
+from tokendrop.data.shards.format import MANIFEST, SHARDS, Committed
+from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, read_part, span_of
 from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
-from tokendrop.train.committed import read_meta
+from tokendrop.train.checkpoint_index import read_meta
 
 # The ledger is compared so many samples at a time; the order of samples is asked for fewer, for it is quickest so.
 _BLOCK, _ORDER_BLOCK = 2**20, 2**15
@@ -70,6 +70,7 @@ class Audit:
 
     @property
     def is_clean(self) -> bool:
+        """Whether each sample of each committed step was trained on, once."""
         return not self.missing and not self.repeated
 
 

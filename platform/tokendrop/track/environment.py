@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tokendrop.data.commit import write_whole
+from tokendrop.atomic import atomic_write
 
 _PACKAGES = ("tokendrop", "torch", "ray", "mlflow", "pyarrow", "numpy", "tokenizers", "deepspeed")
 
@@ -31,15 +31,23 @@ def describe_workers(path: Path, device: Mapping[str, Any]) -> None:
 
 def environment() -> dict[str, Any]:
     """Of this process: versions, machine, commit."""
-    root = Path(__file__).parent
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
     return {
-        "commit": git.stdout.strip() or None,
+        "commit": _commit(),
         "python": sys.version.split()[0],
         "machine": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "packages": {package: _version(package) for package in _PACKAGES},
     }
+
+
+def _commit() -> str | None:
+    """Of the checkout that this package lies in; None where it lies in none, or there is no git."""
+    root = Path(__file__).parent
+    try:
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return git.stdout.strip() or None
 
 
 def _version(package: str) -> str | None:
@@ -59,4 +67,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(content, indent=1).encode())
+    atomic_write(path, json.dumps(content, indent=1).encode())

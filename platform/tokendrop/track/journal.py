@@ -31,13 +31,13 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, *, rank: int, world_size: int, start: int, marks: Sequence[tuple[str, float]] = ()
+        self, folder: Path, *, rank: int, world_size: int, start: int, timings: Sequence[tuple[str, float]] = ()
     ) -> None:
         """
         Args:
-            marks: what these workers went through before their first step, in order, each with the time at its end.
+            timings: what these workers went through before their first step, in order, each with the time at its end.
         """
-        self.folder, self.rank, self.world_size, self.start, self.marks = folder, rank, world_size, start, marks
+        self.folder, self.rank, self.world_size, self.start, self.timings = folder, rank, world_size, start, timings
         self._paused: dict[str, Any] | None = None
         self._reports: list[StepReport] = []
         self._samples: list[list[int]] = []
@@ -79,7 +79,7 @@ class Journal:
     def _resize(self, paused: dict[str, Any], now: float) -> dict[str, Any]:
         """The line that says what a change of workers took, from the last step before it to the first one after."""
         clock, parts = paused["time"], {"checkpoint": paused["checkpoint_s"]}
-        for name, end in [*self.marks, ("first step", now)]:
+        for name, end in [*self.timings, ("first step", now)]:
             parts[name], clock = end - clock, end
         pause_s = paused["checkpoint_s"] + now - paused["time"]
         sizes = {"from": paused["world_size"], "to": self.world_size}

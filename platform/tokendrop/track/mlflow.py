@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
+from tokendrop.atomic import atomic_write
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.commit import write_whole
+from tokendrop.config.task import TaskConfig
 from tokendrop.errors import UserError
 from tokendrop.secrets import HIDDEN, redact, redact_all, restored, variables
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
-from tokendrop.train.report import perplexity
 
 STATE, ID = "mlflow.json", "id.txt"
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -56,6 +56,7 @@ class MlflowMirror:
 
     @property
     def run_id(self) -> str | None:
+        """Of the run in MLflow; None before it was reached."""
         return self.state["run_id"]
 
     def sync(self, status: Status | None = None) -> None:
@@ -78,7 +79,7 @@ class MlflowMirror:
             self._remember(described=True)
         tail = MetricsTail(self.folder, self.state["offset"])
         while lines := tail.read():
-            metrics = [Metric(*point) for point in _points(lines)]
+            metrics = [Metric(*point) for point in _points(lines, self.config.task)]
             for first in range(0, len(metrics), _BATCH):
                 client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
             self._remember(offset=tail.offset)
@@ -114,7 +115,7 @@ class MlflowMirror:
         known = client.search_runs([experiment_id], f"tags.`tokendrop.id` = '{_own_id(self.folder)}'", max_results=1)
         if known:
             return known[0].info.run_id
-        plan = self.config.plan()
+        plan = self.config.plan
         tags = {
             "tokendrop.id": _own_id(self.folder),
             "tokendrop.run": self.folder.name,
@@ -162,7 +163,7 @@ class MlflowMirror:
 
     def _remember(self, **changes: Any) -> None:
         self.state |= changes
-        write_whole(self.folder / STATE, json.dumps(self.state).encode())
+        atomic_write(self.folder / STATE, json.dumps(self.state).encode())
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def _own_id(folder: Path) -> str:
     """What a run is known by in MLflow, whatever its folder is called and wherever it lies; made once."""
     path = folder / ID
     if not (path.is_file() and re.fullmatch(rb"[0-9a-f]{32}\n", path.read_bytes())):
-        write_whole(path, f"{uuid4().hex}\n".encode())
+        atomic_write(path, f"{uuid4().hex}\n".encode())
     return path.read_text().strip()
 
 
@@ -225,7 +226,7 @@ def absolute_uri(uri: str | None, folder: Path) -> str | None:
     return uri if ":" in uri else str(folder / uri)
 
 
-def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]]:
+def _points(lines: list[dict[str, Any]], task: TaskConfig) -> Iterator[tuple[str, float, int, int]]:
     for line in lines:
         if "step" not in line:
             continue
@@ -233,8 +234,8 @@ def _points(lines: list[dict[str, Any]]) -> Iterator[tuple[str, float, int, int]
         for name, field in METRICS.items():
             if line[field] is not None:
                 yield name, float(line[field]), stamp, line["step"]
-        if line["val_loss"] is not None:
-            yield "perplexity/validation", perplexity(line["val_loss"]), stamp, line["step"]
+        for name, value in task.figures(line["val_loss"]).items() if line["val_loss"] is not None else ():
+            yield f"{name}/validation", value, stamp, line["step"]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -1,6 +1,7 @@
 """A run's folder: what describes the run, where its parts lie, what it came to."""
 
 import hashlib
+import inspect
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,15 +11,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tokendrop.atomic import atomic_write
+from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
-from tokendrop.data.commit import write_whole
-from tokendrop.data.shards import MANIFEST, TOKENIZER
+from tokendrop.data.shards.format import MANIFEST, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, MetricsTail, read_steps
-from tokendrop.train.committed import META, check_whole, is_checkpoint, newest_whole, read_meta
-from tokendrop.train.report import perplexity
+from tokendrop.train.checkpoint_index import META, check_whole, is_checkpoint, newest_whole, read_meta
 from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
 
 JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = (
@@ -63,7 +64,7 @@ def begun_run(config: ExperimentConfig) -> Path | None:
     folder = _named(config)
     if not (folder / DATA).is_file():
         seen = {path.name for path in folder.glob("*") if not path.name.startswith(".")}
-        if seen <= {JOB, PLAN, ENVIRONMENT, TOKENIZER}:  # less than a run writes first
+        if seen <= {JOB, PLAN, ENVIRONMENT, TOKENIZER, plugin.COPIES}:  # less than a run writes first
             return None
         raise UserError(f"run: {folder} is no run folder, and not empty; want another name")
     begun, _ = open_run_folder(folder)
@@ -88,16 +89,21 @@ def _named(config: ExperimentConfig) -> Path:
 def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
     """Write down the resolved job, its plan, the environment and where the token shards are.
 
-    The tokenizer is copied: a model is of use without its corpus, but not without its vocabulary. Each file is written
+    The tokenizer is copied: a model is of use without its corpus, but not without its vocabulary; and so is the file of
+    a method or task of the user's own. Each file is written
     whole, and has its checksum in it; the tokenizer has it beside the place of the token shards.
     """
-    write_whole(folder / JOB, seal_text(dump_job(config)).encode())
-    write_whole(folder / PLAN, seal_json(asdict(config.plan())).encode())
+    atomic_write(folder / JOB, seal_text(dump_job(config)).encode())
+    for branch, name in ((config.drop, config.drop.method), (config.task, config.task.kind)):
+        if copy := plugin.copy_of(name, folder):
+            copy.parent.mkdir(exist_ok=True)
+            atomic_write(copy, Path(inspect.getfile(type(branch))).read_bytes())
+    atomic_write(folder / PLAN, seal_json(asdict(config.plan)).encode())
     describe_driver(folder / ENVIRONMENT)
     tokenizer = (data / TOKENIZER).read_bytes()
-    write_whole(folder / TOKENIZER, tokenizer)
+    atomic_write(folder / TOKENIZER, tokenizer)
     checksum = f"# {TOKENIZER} sha256 {hashlib.sha256(tokenizer).hexdigest()}"
-    write_whole(folder / DATA, seal_text(f"{data}\n{checksum}\n").encode())
+    atomic_write(folder / DATA, seal_text(f"{data}\n{checksum}\n").encode())
 
 
 def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
@@ -164,18 +170,19 @@ def summarize(folder: Path) -> dict[str, Any]:
         DamagedDataError: its record of the steps is damaged, or lacks some.
     """
     config, _ = open_run_folder(folder)
-    plan, steps = config.plan(), read_steps(folder)
+    plan, steps = config.plan, read_steps(folder)
     if not steps or [row["step"] for row in steps] != list(range(1, len(steps) + 1)):
         raise DamagedDataError(f"{folder / STEPS}: damaged; want each step from 1 on, found {len(steps)} of them")
     seconds = sum(row["step_time_s"] for row in steps)
     attempts, pauses = read_attempts(folder)
     sizes = [attempt["world_size"] for attempt in attempts]
     validations = [row["val_loss"] for row in steps if row["val_loss"] is not None]
+    figures = config.task.figures(validations[-1]) if validations else {}
     return {
         "run": str(folder),
         "steps": steps[-1]["step"],
         "val_loss": validations[-1] if validations else None,
-        "val_perplexity": perplexity(validations[-1]) if validations else None,
+        **{f"val_{name}": value for name, value in figures.items()},
         "tokens": steps[-1]["tokens"],
         "layer_tokens": steps[-1]["layer_tokens"],
         "layer_token_saving": plan.layer_token_saving(),

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from tokendrop.errors import DamagedDataError, UserError, first_line
-from tokendrop.train.committed import committed, newest_complete, set_aside, step_name
+from tokendrop.train.checkpoint_index import committed, newest_complete, set_aside, step_name
 from tokendrop.train.engine import Engine
 from tokendrop.train.reader import CheckpointReader, from_rank_0
 from tokendrop.train.storage import CheckpointWriter
@@ -28,8 +28,8 @@ class SetAsideError(RuntimeError):
 class Checkpoints:
     """The checkpoints of one run, written in the background by torch.distributed.checkpoint.
 
-    Only what does not depend on the world size is saved: weights, optimizer state and the step. Schedules, data
-    order and drops are functions of the step. A folder without its final name was never committed; of one with it,
+    Only what does not depend on the world size is saved: weights, optimizer state, the step. Schedules, data order
+    and drops are functions of the step. A folder without its final name was never committed; of one with it,
     every file has its checksum in meta.json.
     """
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tokendrop.models.batch import Batch
 from tokendrop.train.reader import CheckpointReader
+from tokendrop.train.task import Loss
 
 
 class Engine(Protocol):
@@ -14,11 +15,11 @@ class Engine(Protocol):
     model: nn.Module
     """The plain model, with its own parameter names."""
 
-    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Tensor:
+    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
         """Add the gradients of `share` x the batch's mean loss; the last micro batch averages them over the workers.
 
         Returns:
-            The mean loss, detached.
+            The loss, detached.
         """
         ...
 
@@ -32,6 +33,10 @@ class Engine(Protocol):
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a scalar over the workers."""
+        ...
+
+    def add_up(self, value: Tensor) -> None:
+        """Add a tensor up over the workers, in place."""
         ...
 
     def state(self) -> dict[str, Any]:

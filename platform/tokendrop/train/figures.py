@@ -37,5 +37,5 @@ class StartedStep:
 
     def read(self) -> tuple[StepReport, bool]:
         """Wait for the step: its report, and whether any worker was asked to pause; the same on all of them."""
-        loss, asked, grad_norm = self.figures.read()
-        return replace(self.report, loss=loss, grad_norm=grad_norm), asked > 0
+        loss, pauses, grad_norm = self.figures.read()
+        return replace(self.report, loss=loss, grad_norm=grad_norm), pauses > 0

@@ -37,7 +37,7 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class TrainComponents:
     """Everything that one worker trains with."""
 
     engine: Engine
@@ -53,35 +53,35 @@ class Parts:
     """Steps that the device is given before the host waits for the figures of an earlier one: 1 keeps a GPU busy."""
 
 
-def train(config: ExperimentConfig, parts: Parts, *, start: int, stop: int | None = None) -> int:
+def train(config: ExperimentConfig, parts: TrainComponents, *, start: int, stop: int | None = None) -> int:
     """Train from step `start` to `stop`, the end of the plan when left out; every worker runs this loop.
 
     Returns:
         The step reached, earlier than `stop` where the workers were asked to pause; its checkpoint is committed.
     """
-    plan = config.plan()
+    plan = config.plan
     stop = plan.steps if stop is None else stop
     validate_every = config.in_steps(config.evaluate.every)
     save_every = config.in_steps(config.checkpoint.every)
 
     parts.engine.model.train()
     started: deque[StartedStep] = deque()
-    clock, done, asked = time.perf_counter(), start, False
-    while done < stop and not asked:
+    clock, done, pause_requested = time.perf_counter(), start, False
+    while done < stop and not pause_requested:
         started.append(start_step(config, plan, parts, done))
         done += 1
         validates = done % validate_every == 0 or done == plan.steps
         saves = done % save_every == 0 or done == stop
-        while started and (validates or saves or asked or len(started) > parts.reads_behind):
+        while started and (validates or saves or pause_requested or len(started) > parts.reads_behind):
             step = started.popleft()
-            report, asked_then = step.read()
+            report, pauses = step.read()
             report = replace(report, step_time_s=time.perf_counter() - clock)
-            clock, asked = time.perf_counter(), asked or asked_then
+            clock, pause_requested = time.perf_counter(), pause_requested or pauses
             if validates and report.step == done:
                 report = replace(report, val_loss=validate(parts))
                 clock = time.perf_counter()
             parts.recorder.record(report, step.sample_ids)
-        if saves or asked:
+        if saves or pause_requested:
             parts.recorder.commit(done)
             parts.checkpoints.save(parts.engine, done)
     parts.checkpoints.wait()
@@ -90,13 +90,13 @@ def train(config: ExperimentConfig, parts: Parts, *, start: int, stop: int | Non
     return done
 
 
-def start_step(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int) -> StartedStep:
+def start_step(config: ExperimentConfig, plan: RunPlan, parts: TrainComponents, step: int) -> StartedStep:
     """Give the device one optimizer step, without waiting for it."""
     loss, sample_ids, data_time = accumulate(config, plan, parts, step)
     lr = plan.lr(step)
     grad_norm = parts.engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
     # one reduction for both: asking costs no round of its own
-    mean_loss, asked = parts.engine.mean(torch.stack([loss, torch.full_like(loss, parts.pause(step))])).unbind()
+    mean_loss, pauses = parts.engine.mean(torch.stack([loss, torch.full_like(loss, parts.pause(step))])).unbind()
     done = step + 1
     report = StepReport(
         step=done,
@@ -112,10 +112,12 @@ def start_step(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int)
         data_time_s=data_time,
         step_time_s=0.0,
     )
-    return StartedStep(report=report, sample_ids=sample_ids, figures=HostCopy(mean_loss, asked, grad_norm))
+    return StartedStep(report=report, sample_ids=sample_ids, figures=HostCopy(mean_loss, pauses, grad_norm))
 
 
-def accumulate(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int) -> tuple[Tensor, list[int], float]:
+def accumulate(
+    config: ExperimentConfig, plan: RunPlan, parts: TrainComponents, step: int
+) -> tuple[Tensor, list[int], float]:
     """Add up the gradients of one step, micro batch by micro batch.
 
     Returns:
@@ -125,28 +127,29 @@ def accumulate(config: ExperimentConfig, plan: RunPlan, parts: Parts, step: int)
     losses: list[Tensor] = []
     sample_ids: list[int] = []
     data_time = 0.0
-    kept = plan.at(step).kept_length
+    segment = plan.at(step)
     for batch, waited in timed(parts.batches.of_step(step)):
         if config.drop.cuts:
-            batch = batch.cut(kept)
+            batch = batch.cut(segment.kept_length)
         if parts.dropping is not None:
             parts.dropping.draw(
-                kept_length=kept,
+                kept_length=segment.kept_by_route,
                 step=step,
                 sample_ids=batch.sample_ids_B,
                 sequence_length=plan.shape.sequence_length,
-                device=batch.input_ids_BS.device,
+                device=batch.device,
             )
         if config.model.dropout:
             torch.manual_seed(hash((config.seed, step, batch.number)))
         last = len(losses) + 1 == accumulation
-        losses.append(parts.engine.forward_backward(batch, share=1 / accumulation, last_micro_batch=last))
+        loss = parts.engine.forward_backward(batch, share=1 / accumulation, last_micro_batch=last)
+        losses.append(loss.mean)
         sample_ids += batch.sample_ids_B.tolist()
         data_time += waited
     return torch.stack(losses).mean(), sample_ids, data_time
 
 
-def validate(parts: Parts) -> float:
+def validate(parts: TrainComponents) -> float:
     """Mean loss over the held-out rows, no token dropped."""
     return held_out_mean(parts.engine, parts.batches.validation())
 
@@ -154,8 +157,8 @@ def validate(parts: Parts) -> float:
 def timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
     """Each batch, with the seconds that it was waited for."""
     while True:
-        asked = time.perf_counter()
+        began = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
             return
-        yield batch, time.perf_counter() - asked
+        yield batch, time.perf_counter() - began

@@ -1,6 +1,5 @@
 """What one step says of itself, and who listens."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,14 +29,6 @@ class StepReport:
     """Seconds of this step spent waiting for data."""
     step_time_s: float
     """Seconds since the step before, validation left out."""
-
-
-def perplexity(loss: float) -> float:
-    """Of a loss in nats per token; infinite where it is more than a float holds."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
 
 
 class Recorder(Protocol):

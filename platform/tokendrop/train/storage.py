@@ -28,7 +28,7 @@ from torch.futures import Future
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.train.committed import check_whole, read_meta, write_meta
+from tokendrop.train.checkpoint_index import check_whole, read_meta, write_meta
 from tokendrop.train.sealed import file_sha256, write_synced
 
 INDEX = "index.json"

@@ -10,6 +10,7 @@ from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
 from tokendrop.train.engines.fsdp import FsdpEngine
 from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.task import LossFunction
 
 
 def check_strategy(training: TrainConfig) -> None:
@@ -18,12 +19,14 @@ def check_strategy(training: TrainConfig) -> None:
         check_installed()
 
 
-def apply_strategy(model: nn.Module, training: TrainConfig, dtype: torch.dtype) -> Engine:
+def apply_strategy(
+    model: nn.Module, layers: nn.ModuleList, loss: LossFunction, training: TrainConfig, dtype: torch.dtype
+) -> Engine:
     """The engine of a job's strategy; one worker alone has nothing to share, and runs the plain model."""
     shares = dist.is_initialized() and dist.get_world_size() > 1
     if shares and training.strategy == "fsdp":
-        return FsdpEngine(model, training, dtype)
+        return FsdpEngine(model, layers, training, dtype, loss=loss)
     optimizer = build_optimizer(model, training)
     if shares and training.strategy == "deepspeed":
-        return DeepSpeedEngine(model, optimizer, dtype, stage=training.zero_stage or 1)
-    return DdpEngine(model, optimizer, dtype)
+        return DeepSpeedEngine(model, layers, optimizer, dtype, loss=loss, stage=training.zero_stage or 1)
+    return DdpEngine(model, optimizer, dtype, loss=loss)

@@ -3,25 +3,26 @@
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tokendrop.models.batch import Batch
 from tokendrop.train.engines.base import TorchEngine
+from tokendrop.train.task import Loss, LossFunction
 
 
 class DdpEngine(TorchEngine):
     """`Engine` by torch's DDP; with one worker, the plain model."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
-        super().__init__(model, optimizer, dtype)
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype, *, loss: LossFunction
+    ) -> None:
+        super().__init__(model, optimizer, dtype, loss=loss)
         self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if self.world_size > 1 else None
 
-    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Tensor:
+    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
         with self.ddp.no_sync() if self.ddp and not last_micro_batch else nullcontext():
-            loss = self.forward(self.ddp or self.model, batch)
-            (loss * share).backward()
-        return loss.detach()
+            return self.backward(self.forward(self.ddp or self.model, batch), share)
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=self.ddp is None)  # DDP's gradients live in its buckets

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokendrop.errors import UserError
-from tokendrop.method.attach import repeated_layers
 from tokendrop.models.batch import Batch
 from tokendrop.train.checkpoint import load_into, read_weights
 from tokendrop.train.engines.base import TorchEngine
 from tokendrop.train.reader import CheckpointReader
+from tokendrop.train.task import Loss, LossFunction
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -45,10 +45,19 @@ class DeepSpeedEngine(TorchEngine):
     whole_below = 100_000
     """Parameters of fewer elements stay whole on every worker at stage 3."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype, *, stage: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: nn.ModuleList,
+        optimizer: torch.optim.Optimizer,
+        dtype: torch.dtype,
+        *,
+        loss: LossFunction,
+        stage: int,
+    ) -> None:
         check_installed()
-        super().__init__(model, optimizer, dtype)
-        self.stage = stage
+        super().__init__(model, optimizer, dtype, loss=loss)
+        self.layers, self.stage = layers, stage
         self.parameters = dict(model.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
 
@@ -75,17 +84,17 @@ class DeepSpeedEngine(TorchEngine):
         )
         if self.stage == 3:
             # used outside of the module that owns it: the embedding as head, the positions
-            in_layers = set(repeated_layers(self.model).parameters())
+            in_layers = set(self.layers.parameters())
             for parameter in self.parameters.values():
                 if parameter not in in_layers:
                     deepspeed.zero.register_external_parameter(self.model, parameter)
         return zero
 
-    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Tensor:
+    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
         self.zero.set_gradient_accumulation_boundary(last_micro_batch)
-        loss = self.zero(batch)
-        self.zero.backward(loss * share, scale_wrt_gas=False)
-        return loss.detach()
+        mean, *token_losses = self.zero(batch)
+        self.zero.backward(mean * share, scale_wrt_gas=False)
+        return Loss(mean.detach(), *token_losses)
 
     def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
         for group in self.optimizer.param_groups:
@@ -97,9 +106,9 @@ class DeepSpeedEngine(TorchEngine):
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
         self.model.eval()
-        loss = self.zero.module(batch)
+        mean, *_ = self.zero.module(batch)
         self.model.train()
-        return loss
+        return mean
 
     def state(self) -> dict[str, Any]:
         utils = _deepspeed().utils
@@ -170,5 +179,7 @@ class _Autocast(nn.Module):
         self.model = engine.model
         self.run = engine.forward
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self.run(self.model, batch)
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The parts of the loss, as a tuple: its hooks look for tensors in nothing else."""
+        loss = self.run(self.model, batch)
+        return (loss.mean,) if loss.token_losses_BS is None else (loss.mean, loss.token_losses_BS)

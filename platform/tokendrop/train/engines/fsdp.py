@@ -7,9 +7,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tokendrop.config.train import TrainConfig
-from tokendrop.method.attach import repeated_layers
 from tokendrop.train.engines.base import TorchEngine
 from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.task import LossFunction
 
 
 class FsdpEngine(TorchEngine):
@@ -18,9 +18,11 @@ class FsdpEngine(TorchEngine):
     Weights are gathered in their own dtype and autocast as under DDP, so that the numbers are DDP's too.
     """
 
-    def __init__(self, model: nn.Module, training: TrainConfig, dtype: torch.dtype) -> None:
-        shard(model)  # gives the model new parameters, for the optimizer to find
-        super().__init__(model, build_optimizer(model, training), dtype)
+    def __init__(
+        self, model: nn.Module, layers: nn.ModuleList, training: TrainConfig, dtype: torch.dtype, *, loss: LossFunction
+    ) -> None:
+        shard(model, layers)  # gives the model new parameters, for the optimizer to find
+        super().__init__(model, build_optimizer(model, training), dtype, loss=loss)
 
     def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
         norm = super().step(lr=lr, max_grad_norm=max_grad_norm)
@@ -28,10 +30,10 @@ class FsdpEngine(TorchEngine):
         return norm.full_tensor()
 
 
-def shard(model: nn.Module) -> None:
+def shard(model: nn.Module, layers: nn.ModuleList) -> None:
     """Share a model's parameters out over all workers, in place; call `attach` before, not after."""
     device = next(model.parameters()).device
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    for layer in repeated_layers(model):
+    for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

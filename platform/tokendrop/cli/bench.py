@@ -1,0 +1,152 @@
+"""`tokendrop bench`: each measurement imports only what it measures."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from subprocess import CalledProcessError
+from typing import Any
+
+from tokendrop.cli.arguments import add_overrides, path, whole
+from tokendrop.cli.command import Command, Group, Outcome, fail
+from tokendrop.config.model import PRESETS
+from tokendrop.errors import UserError
+from tokendrop.output import log, table
+
+
+def run(measure: Callable[[argparse.Namespace], Mapping[str, Any]], options: argparse.Namespace) -> Outcome:
+    """Measure; exit code 1 where a process of the measurement fails.
+
+    Raises:
+        UserError: of the measurement.
+    """
+    try:
+        result = measure(options)
+    except CalledProcessError as error:  # which has said why
+        fail(f"{options.command.name}: a process of it ended with exit code {error.returncode}: {error.cmd}")
+    return Outcome(result, bench_text(result))
+
+
+def bench_text(result: Mapping[str, Any]) -> str:
+    """Figures of a benchmark, with their spread."""
+    rows = [
+        [name, f"{figure['median']:.4g}", f"{figure['min']:.4g}", f"{figure['max']:.4g}", figure["unit"]]
+        for name, figure in result["figures"].items()
+    ]
+    machine = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    return f"{table(['figure', 'median', 'min', 'max', 'unit'], rows)}\n\n{machine}\n{result['command']}"
+
+
+def _add_rounds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=whole(1), default=7, help="interleaved repeats (default 7)")
+
+
+def _add_job(parser: argparse.ArgumentParser, usual: str) -> None:
+    default = Path("jobs", "pretrain", usual)
+    parser.add_argument("--job", type=path, default=default, help=f"job file (default {default})")
+
+
+def _step_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_rounds(parser)
+    parser.add_argument("--preset", choices=PRESETS, help="model; by device when left out")
+    parser.add_argument("--micro-batch", type=whole(1), default=8, help="sequences of one step (default 8)")
+    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
+    parser.add_argument("--compile", action="store_true", help="torch.compile each layer")
+
+
+def _step(options: argparse.Namespace) -> Mapping[str, Any]:
+    """With torch, numpy and PyYAML alone."""
+    from tokendrop.bench.step import bench_step
+
+    return bench_step(
+        preset=options.preset,
+        micro_batch=options.micro_batch,
+        precision=options.precision,
+        compiled=options.compile,
+        rounds=options.rounds,
+        log=log,
+    )
+
+
+def _overhead_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_rounds(parser)
+    _add_job(parser, "bench.yaml")
+
+
+def _overhead(options: argparse.Namespace) -> Mapping[str, Any]:
+    from tokendrop.bench.overhead import bench_overhead
+
+    return bench_overhead(options.job, rounds=options.rounds, log=log)
+
+
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
+    _overhead_arguments(parser)
+    add_overrides(parser)
+
+
+def _data(options: argparse.Namespace) -> Mapping[str, Any]:
+    from tokendrop.bench.data import bench_data
+
+    return bench_data(options.job, options.overrides, rounds=options.rounds, log=log)
+
+
+def _elastic_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_job(parser, "elastic.yaml")
+    add_overrides(parser)
+    parser.add_argument("--resizes", type=whole(1), default=20, help="changes of workers (default 20)")
+    parser.add_argument("--stretch", type=whole(1), default=30, help="steps between two of them (default 30)")
+    parser.add_argument("--picture", type=path, metavar="FILE", help="draw its first run, as .svg or .png")
+
+
+def _elastic(options: argparse.Namespace) -> Mapping[str, Any]:
+    picture: Path | None = options.picture
+    if picture is not None and (picture.suffix not in (".svg", ".png") or not picture.absolute().parent.is_dir()):
+        raise UserError(f"--picture {picture}: want an .svg or a .png file in a folder that exists")
+    from tokendrop.bench.elastic import bench_elastic
+
+    return bench_elastic(
+        options.job,
+        options.overrides,
+        resizes=options.resizes,
+        stretch=options.stretch,
+        picture=picture,
+        log=log,
+    )
+
+
+GROUP = Group(
+    "bench",
+    "Measure, side by side in one run: step time by kept length, the platform, the data plane, elasticity.",
+    (
+        Command(
+            "bench step",
+            partial(run, _step),
+            _step_arguments,
+            about="Time training steps by kept length, on this device; needs torch alone.",
+            example="tokendrop bench step --rounds 9",
+        ),
+        Command(
+            "bench overhead",
+            partial(run, _overhead),
+            _overhead_arguments,
+            about="Time the platform's tokens per second against those of a bare loop.",
+            example="tokendrop bench overhead --rounds 5",
+        ),
+        Command(
+            "bench data",
+            partial(run, _data),
+            _data_arguments,
+            about="Time preparing and reading samples, beside other libraries that are installed.",
+            example="tokendrop bench data --rounds 5",
+            extra="bench",
+        ),
+        Command(
+            "bench elastic",
+            partial(run, _elastic),
+            _elastic_arguments,
+            about="Time changes and losses of workers, and worker-seconds against a fixed number of them.",
+            example="tokendrop bench elastic --resizes 4 --picture run.svg",
+            extra="bench",
+        ),
+    ),
+)

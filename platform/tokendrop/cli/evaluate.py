@@ -1,0 +1,71 @@
+"""`tokendrop evaluate`: held-out loss and lm-eval tasks, with no token dropped."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from tokendrop.cli.arguments import path, whole
+from tokendrop.cli.command import Command, Outcome
+from tokendrop.config.files import unusable_path
+from tokendrop.errors import UserError
+from tokendrop.output import table
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What is evaluated, and on what."""
+    parser.add_argument("path", type=path, metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("--tasks", metavar="A,B", help="names that lm-eval knows, or task files (.yaml)")
+    parser.add_argument("--include", type=path, metavar="DIR", help="a folder of lm-eval task files")
+    parser.add_argument("--limit", type=whole(1), metavar="N", help="documents of each task (default: all)")
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    """Evaluate a run or a checkpoint.
+
+    Raises:
+        UserError: there is no checkpoint, a task is wrong, or there is nothing to evaluate on.
+    """
+    tasks = [task.strip() for task in (options.tasks or "").split(",") if task.strip()]
+    if options.tasks is not None and not tasks:
+        raise UserError(f"--tasks: want names such as lambada_openai,piqa; got {options.tasks!r}")
+    if overlong := [task for task in tasks if unusable_path(task)]:
+        raise UserError(f"--tasks: {unusable_path(overlong[0])}")
+    from tokendrop.evaluate.evaluation import evaluate_run
+
+    result = evaluate_run(options.path, tasks, include=options.include, limit=options.limit)
+    return Outcome(result, evaluation_text(result))
+
+
+def evaluation_text(result: Mapping[str, Any]) -> str:
+    """An evaluation as a table."""
+    rows = [
+        [task, metric, _number(value), _stderr(scores, metric)]
+        for task, scores in result["results"].items()
+        for metric, value in scores.items()
+        if "_stderr" not in metric
+    ]
+    if result["validation"] is not None:
+        held_out = {name.removeprefix("val_"): value for name, value in result["validation"].items() if name != "rows"}
+        rows += [["validation", name, _number(value), ""] for name, value in held_out.items()]
+    return f"{result['checkpoint']}\n\n" + table(["task", "metric", "value", "stderr"], rows)
+
+
+def _stderr(scores: Mapping[str, float | None], metric: str) -> str:
+    """The standard error beside a metric, or nothing; `acc.strict` has `acc_stderr.strict`."""
+    name, dot, kind = metric.partition(".")
+    value = scores.get(f"{name}_stderr{dot}{kind}")
+    return "" if value is None else _number(value)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+COMMAND = Command(
+    "evaluate",
+    run,
+    arguments,
+    about="Held-out loss and lm-eval tasks of a run or a checkpoint, with no token dropped; MLflow is told.",
+    example="tokendrop evaluate runs/gpt --tasks lambada_openai,tasks/copa.yaml --limit 100",
+    extra="eval",
+)

@@ -1,0 +1,159 @@
+"""`tokendrop plan`: a run before it starts, by the arithmetic of its job alone."""
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from tokendrop.cli.arguments import add_job
+from tokendrop.cli.command import Command, Outcome
+from tokendrop.config.load import load_job
+from tokendrop.output import count, table
+from tokendrop.schedule.device import DeviceProfile
+from tokendrop.schedule.plan import RunPlan
+from tokendrop.schedule.scaling import Estimate, estimate
+
+_MOST_ROWS, _MOST_RESIZES = 16, 8
+_KEPT = {"tokens": "kept_lengths", "sequences": "kept_sequences"}
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    """Plan a job.
+
+    Raises:
+        UserError: something is wrong with the job.
+    """
+    config = load_job(options.job, options.overrides)
+    plan, fixed, profile = config.plan, config.fixed_plan, config.scaling.profile
+    return Outcome(
+        {"name": config.name, **plan_result(plan, fixed=fixed, profile=profile)},
+        plan_text(config.name, plan, fixed=fixed, profile=profile),
+    )
+
+
+def plan_result(plan: RunPlan, *, fixed: RunPlan | None = None, profile: DeviceProfile | None = None) -> dict[str, Any]:
+    """A plan as scripts read it.
+
+    Args:
+        fixed: the same run at a fixed number of workers, and
+        profile: its devices; with both, what each run takes.
+    """
+    return {
+        "steps": plan.steps,
+        "tokens": plan.steps * plan.tokens_per_step,
+        "layer_tokens": plan.layer_tokens(plan.steps),
+        "layer_tokens_full": plan.layer_tokens_full,
+        "layer_token_saving": plan.layer_token_saving(),
+        "dropped_layer_token_saving": plan.dropped_layer_token_saving(),
+        "flops": plan.flops(plan.steps),
+        "flops_full": plan.flops_full,
+        "flops_saving": plan.flops_saving(),
+        "lr_clock": plan.lr_clock,
+        "lr_warmup": plan.learning_rate.warmup,
+        "lr_decay": plan.learning_rate.decay_length,
+        "lr_warmup_steps": plan.warmup_steps(),
+        "global_batch": plan.batch.global_batch,
+        "micro_batch": plan.batch.micro_batch,
+        "segments": [
+            {
+                "start": segment.start,
+                "stop": segment.stop,
+                "kept_length": segment.kept_length,
+                **({} if segment.is_even else {_KEPT[segment.routes.counts]: segment.kept_by_layer}),
+                "workers": segment.workers,
+                "accumulation": segment.accumulation,
+            }
+            for segment in plan.segments
+        ],
+        "resizes": [{"step": step, "from": before, "to": after} for step, before, after in plan.resizes],
+        **({} if fixed is None or profile is None else _bill(plan, fixed, profile)),
+    }
+
+
+def _bill(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile) -> dict[str, Any]:
+    both = {"": estimate(plan, profile), "_fixed": estimate(fixed, profile)}
+    figures = {f"{key}{of}": value for of, one in both.items() for key, value in asdict(one).items()}
+    return {"profile": profile.name, "profile_kind": profile.kind, **figures}
+
+
+def plan_text(name: str, plan: RunPlan, *, fixed: RunPlan, profile: DeviceProfile | None = None) -> str:
+    """A plan as people read it; arguments as of `plan_result`."""
+    rows = _segment_rows(plan)
+    if len(rows) > _MOST_ROWS:
+        half = _MOST_ROWS // 2
+        rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", "", "", "", "", ""], *rows[-half:]]
+    header = ["steps", "kept length", "workers", "accumulation", "lr at the end", "saved by then"]
+    facts = [*_facts(name, plan), *_scaling_facts(plan, fixed, profile)]
+    return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
+
+
+def _scaling_facts(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile | None) -> list[tuple[str, str]]:
+    facts: list[tuple[str, str]] = []
+    if plan.resizes:
+        some = [f"{after} from step {step:,}" for step, _, after in plan.resizes[:_MOST_RESIZES]]
+        more = len(plan.resizes) - len(some)
+        facts = [("workers", ", ".join([f"{plan.at(0).workers}", *some, *([f"{more} more"] if more else [])]))]
+    if profile is None:
+        return facts
+    now, then = estimate(plan, profile), estimate(fixed, profile)
+    facts += [("expected", f"{_taken(now)}   by {profile.name} ({profile.kind})")]
+    if plan != fixed:
+        facts += [("fixed size", f"{_taken(then)}   on {fixed.at(0).workers} workers")]
+    return facts
+
+
+def _taken(estimate: Estimate) -> str:
+    hours = estimate.wall_clock_s / 3600
+    time = f"{estimate.wall_clock_s:.0f} s" if hours < 1 else f"{hours:.1f} h"
+    cost = "" if estimate.cost is None else f", ${estimate.cost:,.2f}"
+    return f"{time}, {estimate.gpu_hours:,.2f} GPU-hours{cost}"
+
+
+def _facts(name: str, plan: RunPlan) -> list[tuple[str, str]]:
+    shape, batch, rate = plan.shape, plan.batch, plan.learning_rate
+    unit = "steps" if plan.lr_clock == "step" else "layer tokens"
+    return [
+        (
+            "run",
+            f"{name}: {plan.steps:,} steps of {batch.global_batch} x {shape.sequence_length} tokens,"
+            f" {count(plan.steps * plan.tokens_per_step)} tokens",
+        ),
+        ("layers", f"{shape.layers}, of which {len(plan.dropped_layers)} drop tokens"),
+        (
+            "layer tokens",
+            f"{count(plan.layer_tokens(plan.steps))} of {count(plan.layer_tokens_full)}:"
+            f" {plan.layer_token_saving():.2%} saved over all layers,"
+            f" {plan.dropped_layer_token_saving():.2%} over the dropped ones",
+        ),
+        (
+            "FLOPs",
+            f"{count(plan.flops(plan.steps))} of {count(plan.flops_full)}: {plan.flops_saving():.2%} saved",
+        ),
+        (
+            "learning rate",
+            f"{rate.peak:g} -> {rate.final:g}, {rate.decay}; warm-up {count(rate.warmup)} {unit}"
+            f" ({plan.warmup_steps():,} steps), decay {count(rate.decay_length)} {unit}",
+        ),
+    ]
+
+
+def _segment_rows(plan: RunPlan) -> list[list[str]]:
+    return [
+        [
+            f"{s.start:,}-{s.stop:,}",
+            f"{s.kept_length}" + ("" if s.is_even else " on average"),
+            f"{s.workers}",
+            f"{s.accumulation}",
+            f"{plan.lr(s.stop - 1):.3g}",
+            f"{1 - plan.layer_tokens(s.stop) / (plan.layer_tokens_full * s.stop / plan.steps):.1%}",
+        ]
+        for s in plan.segments
+    ]
+
+
+COMMAND = Command(
+    "plan",
+    run,
+    add_job,
+    about="Print a run before it starts: segments, layer tokens, FLOPs, learning rate; with a profile, its cost.",
+    example="tokendrop plan jobs/paper/gpt3_350m_ltd.yaml scaling.profile=a100-40g-8",
+)

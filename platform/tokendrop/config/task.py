@@ -1,0 +1,58 @@
+"""What is trained: how a job becomes a model, batches and a loss."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from tokendrop.config.plugin import import_class
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig(ABC):
+    """What every task has; one of the user's own is a dataclass below this one, with keys of its own."""
+
+    kind: str
+    """The task's name, or where the user's own class is."""
+
+    @abstractmethod
+    def build(self, config: Any) -> Any:
+        """The task of a job: a `tokendrop.train.task.Task`.
+
+        Args:
+            config: the whole job, an `ExperimentConfig`.
+        Raises:
+            UserError: the job has a model that this task doesn't train.
+        """
+
+    def figures(self, val_loss: float) -> dict[str, float]:
+        """What people read beside a validation loss, by name."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalLm(TaskConfig):
+    """Predict the next token."""
+
+    # by name: configurations are read without torch
+    IMPLEMENTATION: ClassVar = "tokendrop.tasks.causal_lm:CausalLmTask"
+
+    kind: Literal["causal_lm"] = "causal_lm"
+
+    def build(self, config: Any) -> Any:
+        return import_class(self.IMPLEMENTATION)(config)
+
+    def figures(self, val_loss: float) -> dict[str, float]:
+        return {"perplexity": perplexity(val_loss)}
+
+
+AnyTask = CausalLm | TaskConfig
+"""All tasks; `TaskConfig` stands for those of the user's own."""
+
+
+def perplexity(loss: float) -> float:
+    """Of a loss in nats per token; infinite where it is more than a float holds."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,1 @@
+"""Corpora: where they lie, and the documents in their files."""

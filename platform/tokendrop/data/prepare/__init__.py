@@ -1,0 +1,1 @@
+"""From a corpus to token shards, streamed by Ray Data."""

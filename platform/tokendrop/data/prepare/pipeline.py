@@ -1,0 +1,196 @@
+"""Corpus -> token shards: list, stream through Ray Data, commit; once for a corpus, from where it stopped."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from tokendrop.atomic import atomic_write, exclusive_lock
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.corpus.records import RecordForm, read_records
+from tokendrop.data.corpus.sources import SourceFile, list_files
+from tokendrop.data.prepare.stages import Work, tokenized
+from tokendrop.data.prepare.writer import ShardWriter
+from tokendrop.data.read.pair_runs import pair_row_length
+from tokendrop.data.read.row_reader import FAILED, note_failure
+from tokendrop.data.shards.files import check_files
+from tokendrop.data.shards.format import FORMAT, MANIFEST, TOKENIZER, Header
+from tokendrop.data.shards.manifest import Manifest, read_header, read_manifest
+from tokendrop.data.tokenizer import by_weight, load_tokenizer, train_tokenizer, vocab_size
+from tokendrop.errors import UserError
+
+_ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences"}
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """What a job's token shards are made of."""
+
+    files: tuple[SourceFile, ...]
+    sources: tuple[str, ...]
+    """The source of each file."""
+    folder: Path
+    """Where the shards are or will be; its name stands for all that decides what they hold."""
+
+
+def find_corpus(config: ExperimentConfig) -> Corpus:
+    """List a job's files.
+
+    Files of several sources take turns, so that all of them are at hand early; each source keeps its own order.
+
+    Raises:
+        UserError: a source has no files, or they can't be listed.
+    """
+    data, shards = config.data, Path(config.data.folder).absolute()
+    if data.tokenizer:
+        load_tokenizer(data.tokenizer, config.model.reads)
+    found: list[tuple[float, int, str, SourceFile]] = []
+    for number, source in enumerate(data.mixture):
+        files = list_files(source.corpus, cache=shards, key=data.corpus_key(number))
+        found += [((place + 0.5) / len(files), number, source.name, file) for place, file in enumerate(files)]
+    found.sort(key=lambda one: one[:2])
+    files, sources = tuple(one[3] for one in found), tuple(one[2] for one in found)
+    return Corpus(files, sources, shards / _fingerprint(config, files, sources))
+
+
+def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, tokens: None) -> Path:
+    """The folder of a job's token shards, made or finished when it is not whole yet. Needs a running Ray.
+
+    Where another process prepares the same, this one waits for it.
+
+    Args:
+        progress: told the documents read and the tokens committed so far.
+    Raises:
+        UserError: the corpus or the tokenizer is wrong; what is committed stays for the next attempt.
+    """
+    corpus = find_corpus(config)
+    folder = corpus.folder
+    if is_complete(folder):  # they may be on storage that is read-only
+        with suppress(OSError):
+            (folder / FAILED).unlink(missing_ok=True)
+        manifest = read_manifest(folder)
+        check_fits(config, manifest)
+        check_files(folder, manifest)
+        return folder
+    tokenizer = _load_or_train(config, corpus)
+    _check_vocabulary(config, vocab_size(tokenizer))
+    with exclusive_lock(folder, while_waiting=lambda: progress(0, 0)):
+        (folder / FAILED).unlink(missing_ok=True)
+        try:
+            if not (folder / MANIFEST).exists():
+                _begin(config, corpus, tokenizer)
+            manifest = read_manifest(folder) if is_complete(folder) else _write(config, corpus, tokenizer, progress)
+            check_fits(config, manifest)
+            check_files(folder, manifest)
+        except UserError as error:
+            note_failure(folder, str(error))
+            raise
+    return folder
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether all of a corpus is in these token shards; raises DamagedDataError where their manifest can't be read."""
+    return (folder / MANIFEST).exists() and read_header(folder).is_complete
+
+
+def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:
+    """Raises UserError where a job can't train on these token shards."""
+    data = config.data
+    row = _ROW[config.model.reads].format(config.model.sequence_length + 1)
+    _check_vocabulary(config, manifest.header.vocab_size)
+    train, validation = manifest.committed("train").rows, manifest.committed("validation").rows
+    empty = [("train", "less", data.corpus_key(number)) for number, rows in enumerate(train) if not rows]
+    if not any(validation):
+        empty.append(("validation", "more", data.corpus_key(0)))
+    for split, remedy, key in empty:
+        raise UserError(
+            f"{key}: its documents make no {split} row of {row}; want more text,"
+            f" or a data.validation_share {remedy} than {data.validation_share:g}"
+        )
+
+
+def _check_vocabulary(config: ExperimentConfig, size: int) -> None:
+    if size > config.model.vocab_size:
+        raise UserError(f"model.vocab_size: want at least the tokenizer's {size} tokens, got {config.model.vocab_size}")
+
+
+def _fingerprint(config: ExperimentConfig, files: Iterable[SourceFile], sources: Iterable[str]) -> str:
+    """Names all that decides what the shards hold; a file counts as changed when its size or time is."""
+    data = config.data
+    parts = [
+        FORMAT,
+        config.model.kind,
+        config.model.sequence_length,
+        [(source.name, source.only) for source in data.mixture],
+        (data.text_key, data.subset_key, data.max_document_bytes),
+        (data.validation_share, data.test_share, data.rows_per_shard, data.pairs.short_share),
+        hashlib.sha256(Path(data.tokenizer).read_bytes()).hexdigest() if data.tokenizer else data.tokenizer_vocab_size,
+        [(file.name, file.size, file.modified) for file in files],
+        [*sources],
+    ]
+    if not data.tokenizer and len(data.mixture) > 1:  # the one that is trained depends on them
+        total = sum(source.weight for source in data.mixture)
+        parts.append([source.weight / total for source in data.mixture])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
+    if config.data.tokenizer:
+        return load_tokenizer(config.data.tokenizer, config.model.reads)
+    if (corpus.folder / MANIFEST).exists():
+        return load_tokenizer(corpus.folder / TOKENIZER, config.model.reads)
+    rejected: list[str] = []
+
+    def texts(source: str) -> Iterator[str]:
+        for file in (file for file, of in zip(corpus.files, corpus.sources, strict=True) if of == source):
+            for record in read_records(file, _form(config, source)):
+                if record.reason:
+                    rejected.append(f"{file.name}:{record.number}: {record.reason}")
+                else:
+                    yield record.text
+
+    mixture = config.data.mixture
+    sample = by_weight([texts(source.name) for source in mixture], [source.weight for source in mixture])
+    try:
+        return train_tokenizer(sample, vocab_size=config.data.tokenizer_vocab_size, kind=config.model.reads)
+    except UserError as error:
+        raise UserError("; ".join([str(error), *rejected[:1]])) from None
+
+
+def _form(config: ExperimentConfig, source: str) -> RecordForm:
+    (one,) = (one for one in config.data.mixture if one.name == source)
+    return RecordForm.of(config.data, one)
+
+
+def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    folder, length, kind = corpus.folder, config.model.sequence_length, config.model.reads
+    atomic_write(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
+    header = Header(
+        format=FORMAT,
+        kind=kind,
+        sequence_length=length,
+        row_length=length + 1 if kind == "text" else pair_row_length(length),
+        vocab_size=vocab_size(tokenizer),
+        tokenizer_sha256=hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest(),
+        sources=tuple(source.name for source in config.data.mixture),
+        files=tuple(file.name for file in corpus.files),
+    )
+    header.write(folder)
+
+
+def _write(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer, progress: Progress) -> Manifest:
+    writer = ShardWriter(corpus.folder, config.data, file_sources=corpus.sources)
+    work = [
+        Work(number, corpus.files[number], _form(config, corpus.sources[number]), after)
+        for number, after in writer.todo()
+    ]
+    for block in tokenized(work, config.data, tokenizer, config.model.reads):
+        writer.add(block)
+        progress(writer.documents, writer.tokens)
+    return writer.finish()

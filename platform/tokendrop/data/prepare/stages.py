@@ -1,0 +1,257 @@
+"""The stages of preparation on Ray Data: read -> tokenize, in the order of the corpus."""
+
+import hashlib
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from tokendrop.config.data import DataConfig
+from tokendrop.config.model import DataKind
+from tokendrop.data.corpus.records import Record, RecordForm, read_records
+from tokendrop.data.corpus.sources import SourceFile
+from tokendrop.data.prepare.encoder import Encoder, build_encoder
+from tokendrop.data.prepare.sentences import split_sentences
+from tokendrop.data.shards.format import SPLITS
+from tokendrop.data.tokenizer import end_of_text, token_type
+from tokendrop.errors import UserError
+
+# What a block of documents that goes from one stage to the next may hold; the last document may go over.
+_BLOCK_CHARACTERS, _BLOCK_DOCUMENTS = 8_000_000, 16_384
+
+# Reading costs a tenth of what tokenizing does: one reader keeps eight cores busy. Ray takes its time between two
+# tasks, so three tokenizers share two cores.
+_READER_CPUS, _TOKENIZER_CPUS, _CPUS_PER_READER = 0.1, 0.6, 8
+
+_MOST_ATTEMPTS = 2
+_DIES = (
+    f"the process that reads or tokenizes this file died {_MOST_ATTEMPTS} times;"
+    " want a file that is whole, and nodes with enough memory"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A file that is to be read."""
+
+    number: int
+    file: SourceFile
+    form: RecordForm
+    after: int
+    """Records to leave out."""
+
+
+def tokenized(work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: DataKind) -> Iterator[pa.Table]:
+    """Blocks of tokenized records, each of one file, in the order of the work, whatever the number of workers.
+
+    Raises:
+        UserError: a file can't be read. It travels to here as a line with an `error`: a task that raised it
+            instead would be tried again, and reported with Ray's traceback. Or the processes that read or tokenize
+            it die again and again.
+        RayError: processes of the cluster die for another reason.
+    """
+    _hide_progress_logs()
+    shares = data.validation_share, data.test_share
+    end = end_of_text(tokenizer) if kind == "text" else None
+    tokenize = partial(_tokenize, tokenizer=tokenizer.to_str(), end=end, shares=shares)
+    left = deque(work)
+    while left:
+        readers = _readers()
+        with closing(_round([*left], readers, tokenize)) as parts:
+            for part in parts:
+                yield part
+                _leave_out(left, part)
+                if _readers() >= 2 * readers:  # nodes have come, on which more files can be read at a time
+                    break
+            else:
+                return
+
+
+def _readers() -> int:
+    """Files that are read at a time, by the cores that the cluster has now."""
+    return ceil(ray.cluster_resources().get("CPU", 1) / _CPUS_PER_READER)
+
+
+def _leave_out(left: deque[Work], part: pa.Table) -> None:
+    """What comes before the end of a block has been read."""
+    file, record = part.column("file")[-1].as_py(), part.column("record")[-1].as_py()
+    while left[0].number != file:
+        left.popleft()
+    left[0] = replace(left[0], after=record)
+
+
+def _round(work: list[Work], readers: int, tokenize: Callable[[pa.Table], pa.Table]) -> Generator[pa.Table]:
+    """Blocks of tokenized records, by so many readers."""
+    context = ray.data.DataContext.get_current().copy()
+    context.execution_options.preserve_order = True
+    context.target_max_block_size = _BLOCK_CHARACTERS  # without one, a block is a whole file
+    context.enable_progress_bars = False
+    attempts: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Attempts).remote()
+    read = partial(_counted_read, attempts=attempts, work=work, block=(_BLOCK_CHARACTERS, _BLOCK_DOCUMENTS))
+    tokenize = partial(_counted_tokenize, attempts=attempts, tokenize=tokenize)
+    at_most = ray.data.TaskPoolStrategy(size=readers)
+    with ray.data.DataContext.current(context):
+        blocks: Iterable[Any] = (
+            ray.data.from_items([*range(len(work))], override_num_blocks=min(len(work), 64))
+            .map_batches(read, batch_size=1, num_cpus=_READER_CPUS, compute=at_most)
+            .map_batches(tokenize, batch_format="pyarrow", batch_size=None, num_cpus=_TOKENIZER_CPUS)
+            .iter_batches(batch_size=None, batch_format="pyarrow")
+        )
+    for block in blocks:
+        for file, error in zip(*(block.column(key).to_pylist() for key in ("file", "error")), strict=True):
+            if error == _DIES:
+                name = next(one.file.name for one in work if one.number == file)
+                raise UserError(f"data.corpus: {name}: {error}")
+            if error:
+                raise UserError(error)
+        yield from _by_file(block)
+
+
+class _Attempts:
+    """How often something was begun, by any process of the cluster.
+
+    Ray Data begins a task whose process dies anew for ever.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, int, int]] = Counter()
+
+    def begin(self, *what: Any) -> int:
+        """Count one more attempt; how many there are now."""
+        self._counts[what] += 1
+        return self._counts[what]
+
+
+def _dies(attempts: Any, *what: Any) -> bool:
+    """Whether the processes that began this before have all died, more often than by chance."""
+    count: Any = ray.get(attempts.begin.remote(*what))
+    return count > _MOST_ATTEMPTS
+
+
+def _by_file(block: pa.Table) -> Iterator[pa.Table]:
+    """Ray puts small blocks together."""
+    files = block.column("file").to_numpy()
+    edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
+    for first, last in pairwise(edges):
+        if last > first:
+            yield block.slice(first, last - first)
+
+
+def _hide_progress_logs() -> None:
+    """Ray Data tells of every execution on the console; importing it has set that up anew."""
+    for handler in logging.getLogger("ray.data").handlers:
+        if handler.name == "console":
+            handler.setLevel(logging.CRITICAL)  # what fails is raised, too
+
+
+def _counted_read(batch: Any, *, attempts: Any, work: list[Work], block: tuple[int, int]) -> Iterator[pa.Table]:
+    one = work[batch["item"][0]]
+    if _dies(attempts, "read", one.number, one.after):
+        yield _block(one.number, [], _DIES)
+    else:
+        yield from _read(batch, work=work, block=block)
+
+
+def _counted_tokenize(block: pa.Table, *, attempts: Any, tokenize: Callable[[pa.Table], pa.Table]) -> pa.Table:
+    if block.num_rows and _dies(attempts, "tokenize", block["file"][0].as_py(), block["record"][0].as_py()):
+        block = _block(block["file"][0].as_py(), [], _DIES)
+    return tokenize(block)
+
+
+def _read(batch: Any, *, work: list[Work], block: tuple[int, int]) -> Iterator[pa.Table]:
+    longest, most = block
+    one = work[batch["item"][0]]
+    records: list[Record] = []
+    characters = 0
+    error = ""
+    try:
+        for record in read_records(one.file, one.form, after=one.after):
+            records.append(record)
+            characters += len(record.text)
+            if characters >= longest or len(records) >= most:
+                yield _block(one.number, records)
+                records, characters = [], 0
+    except UserError as wrong:
+        error = str(wrong)
+    yield _block(one.number, records, error)
+
+
+def _block(file: int, records: list[Record], error: str = "") -> pa.Table:
+    """Records for the next stage; an error takes a line of its own."""
+    lines = [*records, Record(0, "", "", "")] if error else records
+    return pa.table(
+        {
+            "file": pa.array([file] * len(lines), pa.int32()),
+            "record": pa.array([line.number for line in lines], pa.int64()),
+            "text": pa.array([line.text for line in lines], pa.large_string()),
+            "subset": pa.array([line.subset for line in lines], pa.string()),
+            "reason": pa.array([line.reason for line in lines], pa.string()),
+            "error": pa.array([""] * len(records) + [error] * bool(error), pa.string()),
+        }
+    )
+
+
+def _tokenize(block: pa.Table, *, tokenizer: str, end: int | None, shares: tuple[float, float]) -> pa.Table:
+    """Texts become their tokens, with the end of text or, without one, the lengths of their sentences."""
+    texts: list[str] = block.column("text").to_pylist()
+    errors = block.column("error")
+    try:
+        encoder = build_encoder(tokenizer)
+        ids, sentences = _by_sentence(encoder, texts) if end is None else (_ended(encoder, texts, end), None)
+        dtype = token_type(encoder.vocab_size)
+    except Exception as error:  # the libraries raise bare Exception
+        reason = " ".join(str(error).split())
+        errors = pa.array([f"data.tokenizer: it can't take this corpus ({reason})"] * len(texts), pa.string())
+        ids, sentences, dtype = [np.empty(0, np.uint32) for _ in texts], None, np.uint32
+    encoded = [text.encode() for text in texts]
+    return pa.table(
+        {
+            "tokens": _lists(ids, dtype),
+            "sentences": _lists(sentences or [np.empty(0)] * len(texts), np.int64),
+            "split": pa.array([_split(text, shares) for text in encoded], pa.int8()),
+            "bytes": pa.array([len(text) for text in encoded], pa.int64()),
+            "error": errors,
+            **{name: block.column(name) for name in ("file", "record", "subset", "reason")},
+        }
+    )
+
+
+def _ended(encoder: Encoder, texts: list[str], end: int) -> list[NDArray[np.uint32]]:
+    """The tokens of each text and the end of text; an empty text has none."""
+    return [np.append(ids, np.uint32(end)) if len(ids) else ids for ids in encoder(texts)]
+
+
+def _by_sentence(encoder: Encoder, texts: list[str]) -> tuple[list[NDArray[np.uint32]], list[NDArray[np.int64]]]:
+    """The tokens of each text, and how many of them each of its sentences has."""
+    split = [split_sentences(text) for text in texts]
+    tokens = encoder([sentence for sentences in split for sentence in sentences])
+    lengths = np.array([len(ids) for ids in tokens], np.int64)
+    firsts = np.cumsum([0, *map(len, split)])
+    here = [slice(start, stop) for start, stop in pairwise(firsts)]
+    nothing = np.empty(0, np.uint32)
+    return [np.concatenate([nothing, *tokens[some]]) for some in here], [lengths[some] for some in here]
+
+
+def _lists(values: Sequence[NDArray[Any]], dtype: type) -> pa.ListArray:
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate([np.empty(0), *values]).astype(dtype)))
+
+
+def _split(text: bytes, shares: tuple[float, float]) -> int:
+    """By a hash of the document, so that equal documents are never on two sides, and larger shares only add."""
+    validation, test = shares
+    place = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
+    name = "validation" if place < validation else "test" if place >= 1 - test else "train"
+    return SPLITS.index(name)

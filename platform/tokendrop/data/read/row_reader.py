@@ -1,0 +1,181 @@
+"""Committed rows by sample id, and samples by their place in the run."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokendrop.config.data import DataConfig
+from tokendrop.data.read.order import ROW_BITS, NotPreparedError, SampleOrder, first_ids, rows_of
+from tokendrop.data.shards.files import map_shard
+from tokendrop.data.shards.format import Committed, ShardFile, Split, damaged, row_checksum
+from tokendrop.data.shards.manifest import ManifestReader, shard_files
+from tokendrop.errors import UserError
+
+FAILED = "failed.txt"
+"""In a folder of token shards: why its preparation stopped, for those who wait for more."""
+
+# Kernels allow some 65,000 mappings a process.
+_MAPPED_SHARDS = 8192
+_POLL_S = 0.2
+_BLOCK = 4096
+
+
+def note_failure(folder: Path, text: str) -> None:
+    """Leave word for those who wait for more; on a full disk an empty note has to do."""
+    with suppress(OSError):
+        (folder / FAILED).write_text(text, errors="backslashreplace")
+
+
+def noted_failure(folder: Path) -> str | None:
+    """Why preparation stopped; None where it did not."""
+    try:
+        text = (folder / FAILED).read_text(errors="backslashreplace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        text = ""
+    return text or f"{folder}: its preparation stopped; 'tokendrop prepare' goes on with it, and says what is wrong"
+
+
+_Mapped = tuple[NDArray[np.integer], NDArray[np.uint64]]
+Places = tuple[list[int], list[int]]
+"""Of each of some samples the first sample id of its shard, and its row in there; they stay as more rows come."""
+
+
+class Rows:
+    """The rows of one split, read from mapped memory; more appear as preparation goes on.
+
+    A shard's file is looked at when its first row is read. Before training, the driver looks at all of them: see
+    `check_files`.
+    """
+
+    def __init__(self, folder: Path, split: Split, *, reader: ManifestReader | None = None) -> None:
+        """
+        Args:
+            reader: of the folder's manifest, where the rows of another split are read too.
+        Raises:
+            DamagedDataError: the manifest can't be read.
+        """
+        self.folder = folder
+        self.split: Split = split
+        self._reader = reader or ManifestReader(folder)
+        self._mapped: dict[int, _Mapped] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look for rows that were committed since."""
+        self.manifest = self._reader.refresh()
+        self.committed = self.manifest.committed(self.split)
+        self._streams = [self.manifest.stream(source, self.split) for source in self.manifest.header.sources]
+        rows = [stream["rows"].to_numpy() for stream in self._streams]
+        self._sizes = np.concatenate(rows)
+        self._firsts = np.concatenate([n << ROW_BITS | np.cumsum(one) - one for n, one in enumerate(rows)])
+
+    def read(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows by sample id, (len(sample_ids), row_length).
+
+        Raises:
+            DamagedDataError: a row is not what was written; the message says where.
+        """
+        return self.read_places(*self.places(sample_ids))
+
+    def places(self, sample_ids: NDArray[np.int64]) -> Places:
+        """Where samples are; IndexError where that is nowhere."""
+        sources, rows = rows_of(sample_ids, sources=len(self.manifest.header.sources))
+        firsts = sources << ROW_BITS | rows
+        numbers = np.searchsorted(self._firsts, firsts, side="right") - 1
+        inside = firsts - self._firsts[numbers]
+        missing = (inside < 0) | (inside >= self._sizes[numbers])
+        if missing.any():
+            source, row = int(sources[missing][0]), int(rows[missing][0])
+            raise IndexError(f"row {row} of source {source}: there are {self.committed.rows[source]}")
+        return self._firsts[numbers].tolist(), inside.tolist()
+
+    def shard_at(self, first: int) -> ShardFile:
+        """The shard with this first sample id, as `places` gives it."""
+        source = first >> ROW_BITS
+        of_source, here = np.searchsorted(self._firsts, [source << ROW_BITS, first])
+        (shard,) = shard_files(self._streams[source].slice(here - of_source, 1))
+        return shard
+
+    def read_places(self, shards: Sequence[int], rows: Sequence[int]) -> NDArray[np.int64]:
+        """As `read`, for those who know the places."""
+        rows_NT = np.empty((len(rows), self.manifest.header.row_length), np.int64)
+        for place, (shard, row) in enumerate(zip(shards, rows, strict=True)):
+            tokens_NT, checks_N = self._mapped.get(shard) or self._map(shard)
+            tokens_T = tokens_NT[row]
+            if row_checksum(tokens_T) != checks_N[row]:
+                raise damaged(self.folder / self.shard_at(shard).file, f"row {row} has changed")
+            rows_NT[place] = tokens_T
+        return rows_NT
+
+    def _map(self, first: int) -> _Mapped:
+        if len(self._mapped) >= _MAPPED_SHARDS:
+            self._mapped.pop(next(iter(self._mapped)))
+        shard = self.shard_at(first)
+        shape = shard.rows, self.manifest.header.row_length
+        self._mapped[first] = map_shard(self.folder / shard.file, shape, size=shard.bytes)
+        return self._mapped[first]
+
+
+class MappedSamples:
+    """Training samples by their positions in the run, waiting for preparation where it is behind."""
+
+    def __init__(self, rows: Rows, order: SampleOrder) -> None:
+        self.rows, self.order = rows, order
+        self._block = -1
+        self._ids = np.empty(0, np.int64)
+        self._places: Places = [], []
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Sample ids (B,) and their rows (B, row_length).
+
+        Raises:
+            UserError: a row is damaged, or preparation stopped before it came to one.
+        """
+        wanted = positions.tolist()
+        first, last = min(wanted), max(wanted)
+        if first // _BLOCK == last // _BLOCK != self._block:
+            self._find(first // _BLOCK)
+        if not first // _BLOCK == last // _BLOCK == self._block:
+            ids = self._wait_for(positions)
+            return ids, self.rows.read(ids)
+        start, (shards, rows) = self._block * _BLOCK, self._places
+        places = [shards[n - start] for n in wanted], [rows[n - start] for n in wanted]
+        return self._ids[positions - start], self.rows.read_places(*places)
+
+    def _find(self, block: int) -> None:
+        """Many samples at a time, for a few cost as much as thousands; they may reach beyond what is prepared."""
+        positions = np.arange(block * _BLOCK, (block + 1) * _BLOCK)
+        try:
+            ids = self.order.sample_ids(positions, self.rows.committed)
+        except NotPreparedError:
+            return
+        self._block, self._ids, self._places = block, ids, self.rows.places(ids)
+
+    def _wait_for(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        while True:
+            try:
+                return self.order.sample_ids(positions, self.rows.committed)
+            except NotPreparedError:
+                if failure := noted_failure(self.rows.folder):
+                    raise UserError(failure) from None
+                time.sleep(_POLL_S)
+                self._block = -1
+                self.rows.refresh()
+
+
+def sample_order(data: DataConfig, *, seed: int) -> SampleOrder:
+    """The order of a job's samples."""
+    return SampleOrder(seed=seed, weights=[source.weight for source in data.mixture], window=data.shuffle_rows)
+
+
+def held_out_ids(data: DataConfig, committed: Committed, sequences: int) -> NDArray[np.int64]:
+    """Sample ids of the first held-out rows, of each source by its weight; fewer where fewer were held out."""
+    shares = data.held_out_shares(sequences)
+    counts = [min(have, share) for have, share in zip(committed.rows, shares, strict=True)]
+    return np.concatenate([first_ids(source, count) for source, count in enumerate(counts)])[:sequences]

@@ -1,0 +1,99 @@
+"""Predict the next token of documents that lie end to end."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.model import GptConfig
+from tokendrop.errors import UserError
+from tokendrop.models.batch import HeldOut, TextBatch
+from tokendrop.models.build import build_model
+from tokendrop.models.gpt import Gpt
+from tokendrop.train.task import Loss
+
+if TYPE_CHECKING:  # a model is built and timed without pyarrow
+    from tokendrop.data.read.row_reader import MappedSamples
+
+
+class CausalLmTask:
+    """`Task` of a GPT; a sample is a row of S + 1 tokens, of which each token's label is the next."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        """
+        Raises:
+            UserError: the job's model is no GPT.
+        """
+        if not isinstance(config.model, GptConfig):
+            raise UserError(f"model.kind: '{config.model.kind}' can be planned but not trained yet; want 'gpt'")
+        self.config, self.model_config = config, config.model
+
+    def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> Gpt:
+        return build_model(self.model_config, seed=seed, activation_checkpointing=activation_checkpointing)
+
+    def layers(self, model: nn.Module) -> nn.ModuleList:
+        return _gpt(model).blocks
+
+    def open(self, shards: Path) -> "TextData":
+        return TextData(self.config, shards)
+
+    def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:
+        return text_batch(ids_B, rows_BT, number)
+
+    def random_batch(self, size: int, device: torch.device) -> TextBatch:
+        shape = size, self.model_config.sequence_length + 1
+        tokens = torch.randint(self.model_config.vocab_size, shape, device=device)
+        return TextBatch(input_ids_BS=tokens[:, :-1], labels_BS=tokens[:, 1:], sample_ids_B=torch.arange(size))
+
+    def loss(self, model: nn.Module, batch: TextBatch) -> Loss:
+        return Loss(*model(batch.input_ids_BS, batch.labels_BS, token_losses=True))
+
+    def language_model(self, model: nn.Module) -> Gpt:
+        return _gpt(model)
+
+    def export(self, model: nn.Module, tokenizer: Any, to: Path) -> str:
+        from tokendrop.data.tokenizer import end_of_text
+        from tokendrop.models.pretrained import as_gpt2
+
+        as_gpt2(_gpt(model), end_of_text(tokenizer)).save_pretrained(to)
+        return "GPT-2"
+
+
+class TextData:
+    """`TaskData` of rows of text."""
+
+    def __init__(self, config: ExperimentConfig, shards: Path) -> None:
+        from tokendrop.data.shards.manifest import ManifestReader
+
+        self.config, self.shards = config, shards
+        self._manifest = ManifestReader(shards)
+
+    @cached_property
+    def samples(self) -> "MappedSamples":
+        from tokendrop.data.read.row_reader import MappedSamples, Rows, sample_order
+
+        order = sample_order(self.config.data, seed=self.config.seed)
+        return MappedSamples(Rows(self.shards, "train", reader=self._manifest), order)
+
+    def held_out(self) -> HeldOut:
+        from tokendrop.data.read.row_reader import Rows, held_out_ids
+
+        rows = Rows(self.shards, "validation", reader=self._manifest)
+        ids = held_out_ids(self.config.data, rows.committed, self.config.evaluate.sequences)
+        return ids, rows.read(ids)
+
+
+def text_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:
+    """Of rows of text: each token's label is the next."""
+    tokens, ids = torch.from_numpy(rows_BT), torch.from_numpy(ids_B)
+    return TextBatch(input_ids_BS=tokens[:, :-1], labels_BS=tokens[:, 1:], sample_ids_B=ids, number=number)
+
+
+def _gpt(model: nn.Module) -> Gpt:
+    assert isinstance(model, Gpt)
+    return model

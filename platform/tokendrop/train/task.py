@@ -1,0 +1,97 @@
+"""What is trained: the loop, its engines, evaluation and benchmarks know no more of it than this."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tokendrop.models.batch import Batch, HeldOut, Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a forward pass came to."""
+
+    mean: Tensor
+    """What is minimised: a scalar, the mean over the micro batch."""
+    token_losses_BS: Tensor | None = None
+    """The loss of each label, detached; None where labels are not of tokens."""
+
+
+LossFunction = Callable[[nn.Module, Batch], Loss]
+"""Of a model, or of what a strategy has wrapped it into, and a micro batch."""
+
+
+class TaskData(Protocol):
+    """A task's samples in a folder of token shards."""
+
+    @property
+    def samples(self) -> Samples:
+        """Training samples by their places in the run."""
+        ...
+
+    def held_out(self) -> HeldOut:
+        """The held-out samples that validation reads: their ids and rows."""
+        ...
+
+
+class Task(Protocol):
+    """How a job becomes a model, batches, a loss and an export; made by `config.task.build(config)`."""
+
+    def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> nn.Module:
+        """The model with the weights that training begins with, the same on every rank for one seed.
+
+        Its parameters' names are those of its checkpoints.
+        """
+        ...
+
+    def layers(self, model: nn.Module) -> nn.ModuleList:
+        """The layers in order, as `drop` and the plan number them."""
+        ...
+
+    def open(self, shards: Path) -> TaskData:
+        """What there is to train on and to validate on; the manifest is read once for both.
+
+        Raises:
+            UserError: this is no folder of token shards.
+        """
+        ...
+
+    def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> Batch:
+        """A micro batch on the host, a function of its samples alone.
+
+        Args:
+            ids_B: sample ids.
+            rows_BT: their rows, as `open` gives them.
+            number: of the micro batch within its global batch.
+        """
+        ...
+
+    def random_batch(self, size: int, device: torch.device) -> Batch:
+        """A micro batch of random content, for measurements."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """The loss of a micro batch, by a forward pass of the model or of a wrapper of it."""
+        ...
+
+    def language_model(self, model: nn.Module) -> Any:
+        """The model as lm-eval's tasks need it: a `tokendrop.evaluate.scoring.LanguageModel`.
+
+        Raises:
+            UserError: it is none.
+        """
+        ...
+
+    def export(self, model: nn.Module, tokenizer: Any, to: Path) -> str:
+        """Write the model into a folder in the ecosystem's own format; returns what that is called.
+
+        Raises:
+            UserError: that format has no such model.
+        """
+        ...

@@ -1,0 +1,47 @@
+"""A worker's model on its device, and training to where the workers change; whatever starts the worker."""
+
+from typing import Protocol
+
+import torch
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.method import Dropping, attach, routes_along
+from tokendrop.train.device import compile_layers, pick_dtype
+from tokendrop.train.engine import Engine
+from tokendrop.train.engines.build import apply_strategy
+from tokendrop.train.loop import TrainComponents, train
+
+
+class Control(Protocol):
+    """Who says at a committed step whether the workers train on."""
+
+    def next(self, step: int, *, waits: bool) -> bool:
+        """Whether to train on from a committed step; called by all ranks at once.
+
+        Args:
+            waits: for a decision; else the workers end where they paused, unless that was for a checkpoint alone.
+        """
+        ...
+
+
+def build_engine(config: ExperimentConfig, device: torch.device) -> tuple[Engine, Dropping | None]:
+    """The job's model on its device, with the layers that drop tokens, under its strategy."""
+    task, training = config.task.build(config), config.train
+    dtype = pick_dtype(training.precision, device)
+    model = task.build_model(seed=config.seed, activation_checkpointing=training.activation_checkpointing)
+    model = model.to(device, torch.promote_types(dtype, torch.float32))
+    layers, dropping = task.layers(model), None
+    if (spans := config.drop.spans(len(layers))) and not config.drop.cuts:
+        dropping = attach(model, seed=config.seed, routes=routes_along(spans, config.drop.selector()), blocks=layers)
+    if training.compile:
+        compile_layers(layers)
+    return apply_strategy(model, layers, task.loss, training, dtype), dropping
+
+
+def train_by_plan(config: ExperimentConfig, components: TrainComponents, control: Control, *, start: int) -> None:
+    """Train to where the workers change or are stopped; where they go on as they are, to the next such place."""
+    plan, step, waits = config.plan, start, config.scaling.mode == "schedule"
+    while step < plan.steps:
+        step = train(config, components, start=step, stop=plan.next_resize(step))
+        if step < plan.steps and not control.next(step, waits=waits):
+            return
