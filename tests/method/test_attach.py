@@ -55,20 +55,20 @@ def test_a_checkpoint_of_a_dropped_model_loads_into_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("whole_layers", "dropped"),
+    ("full_length_layers", "dropped"),
     [((0, -1), (1, 2)), ((), (0, 1, 2, 3)), ((0,), (1, 2, 3)), ((-1,), (0, 1, 2)), ((1, -3), (0, 2, 3))],
 )
-def test_the_layers_left_whole_are_counted_from_both_ends(whole_layers, dropped) -> None:
+def test_the_layers_left_whole_are_counted_from_both_ends(full_length_layers, dropped) -> None:
     model = gpt()
-    assert attach(model, seed=1, whole_layers=whole_layers).layers == dropped
+    assert attach(model, seed=1, full_length_layers=full_length_layers).layers == dropped
     detach(model)
-    assert attach(model, seed=1, whole_layers=whole_layers).layers == dropped
+    assert attach(model, seed=1, full_length_layers=full_length_layers).layers == dropped
 
 
-@pytest.mark.parametrize("whole_layers", [(4,), (-5,), (0, 99)])
-def test_a_layer_that_is_not_there_is_refused(whole_layers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("full_length_layers", [(4,), (-5,), (0, 99)])
+def test_a_layer_that_is_not_there_is_refused(full_length_layers: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="want numbers of 4 layers"):
-        attach(gpt(), seed=1, whole_layers=whole_layers)
+        attach(gpt(), seed=1, full_length_layers=full_length_layers)
 
 
 def test_a_model_that_drops_already_is_refused() -> None:

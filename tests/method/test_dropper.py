@@ -48,7 +48,7 @@ class Seen(nn.Module):
 @given(kept=st.integers(1, TOKENS - 1), step=st.integers(0, 10**6))
 def test_kept_tokens_pass_the_layer_and_dropped_tokens_skip_it(kept: int, step: int) -> None:
     layers = nn.ModuleList([Seen()])
-    dropping = attach(layers, seed=1, whole_layers=(), blocks=list(layers))
+    dropping = attach(layers, seed=1, full_length_layers=(), blocks=list(layers))
     draw(dropping, kept, step=step)
     hidden_BSD = torch.randn(BATCH, TOKENS, 5, dtype=torch.float64)
 
@@ -88,7 +88,7 @@ def draw_all(dropping: Dropping, *, step: int) -> None:
         sequence_length=TOKENS,
     )
     draw(dropping, TOKENS - 1, step=step)
-    dropping._kept = dict(zip(dropping.routes, full, strict=True))
+    dropping._kept = dict(zip(dropping.layers, full, strict=True))
 
 
 @given(step=st.integers(0, 10**6), seed=st.integers(0, 10**6), dtype=st.sampled_from([torch.float32, torch.float64]))
@@ -99,7 +99,7 @@ def test_all_tokens_through_gather_and_combine_are_the_plain_model_bit_for_bit(
     positions_kind: str, recompute: bool, step: int, seed: int, dtype: torch.dtype
 ) -> None:
     plain, dropped = (gpt(positions=positions_kind, dtype=dtype, recompute=recompute) for _ in range(2))
-    draw_all(attach(dropped, seed=seed, whole_layers=()), step=step)
+    draw_all(attach(dropped, seed=seed, full_length_layers=()), step=step)
     rows = token_rows(seed=seed)
     passed = []
     with mock.patch.object(dropper, "combine_tokens", lambda *args: passed.append(1) or combine_tokens(*args)):
@@ -131,9 +131,9 @@ def test_causal_attention_over_kept_tokens_is_full_attention_with_dropped_keys_m
     assert torch.equal(out_BSD[~kept_BS], hidden_BSD[~kept_BS])
 
 
-def test_every_layer_keeps_tokens_of_its_own_and_the_whole_layers_keep_all() -> None:
+def test_every_layer_keeps_tokens_of_its_own_and_the_full_length_layers_keep_all() -> None:
     model = gpt(layers=6)
-    dropping = attach(model, seed=1, whole_layers=(0, 2, -1))
+    dropping = attach(model, seed=1, full_length_layers=(0, 2, -1))
     lengths = {1: 5, 3: 9, 4: TOKENS}
     draw(dropping, lengths)
     assert dropping.layers == (1, 3, 4)
@@ -157,7 +157,7 @@ def test_every_layer_keeps_tokens_of_its_own_and_the_whole_layers_keep_all() -> 
 def test_evaluation_never_drops(positions_kind: str, kept: int, step: int, whole: tuple[int, ...], batch: int) -> None:
     """Whatever was drawn before, for batches of any size, and training goes on with the draw that it had."""
     plain, dropped = gpt(positions=positions_kind), gpt(positions=positions_kind)
-    draw(attach(dropped, seed=1, whole_layers=whole), kept, step=step)
+    draw(attach(dropped, seed=1, full_length_layers=whole), kept, step=step)
     rows, others = token_rows(), token_rows(batch, seed=step)
     trained = dropped(*rows)
     assert not torch.equal(trained, plain(*rows))

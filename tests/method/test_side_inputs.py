@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tokendrop.method import attach, draw_positions
-from tokendrop.method.side_inputs import KNOWN_SIDE_INPUTS, restrict, without_cache
+from tokendrop.method.side_inputs import KNOWN_SIDE_INPUTS, restrict, rope_of_kept, without_cache
 
 S = 7
 
@@ -108,6 +108,28 @@ def test_rotary_positions_of_all_sequences_at_once_are_refused_by_name(tokens: i
     assert cut("rope", None, torch.tensor([[0, 3], [1, 2]])) is None
 
 
+def test_rotary_positions_of_all_sequences_follow_the_kept_tokens_where_those_without_one_stay() -> None:
+    kept_BK = torch.tensor([[0, 1, 4], [0, 1, 6]])
+    for shape in ((S - 2, 4), (3, S - 2, 4), (1, 3, S - 2, 4), (2, 3, S - 2, 4)):
+        rope = numbered(*shape)
+        cut = rope_of_kept(rope, kept_BK, S, 2, stay=2)
+        of_each = rope.expand(2, 3, S - 2, 4)
+        assert torch.equal(cut.expand(2, 3, 1, 4), torch.stack([of_each[0, :, [2]], of_each[1, :, [4]]]))
+    with pytest.raises(ValueError, match=r"no position for the first 2 tokens; want draw\(..., always=range\(2\)\)"):
+        rope_of_kept(numbered(S - 2, 4), kept_BK, S, 2, stay=1)
+    with pytest.raises(ValueError, match="want 5 positions"):
+        rope_of_kept(numbered(S, 4), kept_BK, S, 2, stay=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("position_ids", (2, S + 1)), ("attention_mask", (2, 1, 3, 3)), ("position_ids", (3, 2, S))]
+)
+def test_a_known_input_of_other_tokens_is_refused_by_name(name: str, shape: tuple[int, ...]) -> None:
+    """Such as a distance of kept tokens alone that one layer hands to the next."""
+    with pytest.raises(ValueError, match=f"side input '{name}' of shape .*: want"):
+        cut(name, numbered(*shape), torch.tensor([[0, 3], [1, 2]]))
+
+
 class Layered:
     """A cache of keys and values, as Hugging Face's, that some layers have filled."""
 
@@ -138,7 +160,7 @@ class Reader(nn.Module):
 @pytest.mark.parametrize("positional", [True, False])
 def test_a_layer_gets_its_side_inputs_cut_however_they_are_passed(positional: bool) -> None:
     layers = nn.ModuleList([Reader()])
-    dropping = attach(layers, seed=1, whole_layers=(), blocks=list(layers))
+    dropping = attach(layers, seed=1, full_length_layers=(), blocks=list(layers))
     dropping.draw(kept_length=3, step=0, sample_ids=torch.arange(2), sequence_length=S)
     hidden, mask, types = torch.randn(2, S, 4), numbered(2, S), numbered(2, S) + 100
     if positional:

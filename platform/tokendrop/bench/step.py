@@ -94,10 +94,12 @@ def timed_step(
         batch = batch.cut(kept_length)
     synchronize(batch)
     started = time.perf_counter()
-    where: Any = {"sequence_length": sequence_length, "device": batch.device}
+    size, global_batch = len(batch.sample_ids_B), micro_batches * len(batch.sample_ids_B)
+    where: Any = {"sequence_length": sequence_length, "device": batch.device, "global_batch": global_batch}
     for left in reversed(range(micro_batches)):
         if dropping is not None:
-            dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, **where)
+            places = range(left * size, (left + 1) * size)
+            dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, places=places, **where)
         engine.forward_backward(batch, share=1 / micro_batches, last_micro_batch=left == 0)
     if update:
         engine.step(lr=1e-4, max_grad_norm=1.0)

@@ -14,31 +14,43 @@ def attach(
     *,
     seed: int,
     routes: Sequence[Route] | None = None,
-    whole_layers: Sequence[int] = (0, -1),
+    full_length_layers: Sequence[int] = (0, -1),
     blocks: Sequence[nn.Module] | None = None,
     side_inputs: TokenDims | None = None,
 ) -> Dropping:
     """Let the layers of a transformer drop tokens; parameter names and values stay as they are.
 
+    Tokens such as [CLS] are dropped like others unless `draw` is told `always=[0]`; of timm's models,
+    `always=range(prefix)`, with timm's `num_prefix_tokens`; those with rotary positions want them to.
+
+    What can't be told, and has to be right: that layers take (batch, tokens, width) where they are not torch's own and
+    a batch has as many samples as tokens; that they make no positions or distances by themselves, counting from their
+    first token; that `draw` got the ids of the samples that follow. Hooks on a dropped layer, and what a model
+    records by them, such as hidden states, are of the kept tokens alone.
+
     Args:
         seed: of all draws.
         routes: the spans of layers that tokens may pass by; random-LTD's when left out, one for each layer that
             is not whole.
-        whole_layers: layers that go on seeing every token, numbered from 0, or from the end when negative.
+        full_length_layers: layers that go on seeing every token, numbered from 0, or from the end when negative.
         blocks: the layers in order; found by themselves when left out.
         side_inputs: for arguments of the layers that are not known here, the dimensions along which tokens lie.
     Returns:
-        What to call `draw` on before each forward pass.
+        What to call `draw` on before each forward pass in training. Whoever forgets is warned once: where the model
+        trains and nothing was drawn, or where it is called with other inputs or weights on the same draw. That is told
+        by samples of them, when `model` itself is called and not compiled as a whole. Nothing is said of the same
+        batch again with the same weights, of evaluation, or without gradients.
     Raises:
         ValueError: the layers can't be told, drop tokens already or take the sequence first, or a number is out
-            of range.
+            of range. While tokens drop, the model raises it for caches of keys and values, for router logits under a
+            mask and for inputs of its layers that can't be cut to the kept tokens.
     """
     if any(isinstance(module, DroppedLayer) for module in (model.modules() if blocks is None else blocks)):
         raise ValueError("this model drops tokens already; detach(model) first")
     layers = list(repeated_layers(model) if blocks is None else blocks)
     check_layout(layers)
     if routes is None:
-        routes = routes_along((layer, layer) for layer in dropped_layers(len(layers), whole_layers))
+        routes = routes_along((layer, layer) for layer in dropped_layers(len(layers), full_length_layers))
     routes = [route.within(len(layers)) for route in routes]
     check_apart(routes)
     dropping = Dropping(routes, seed=seed, side_inputs=side_inputs or {})
@@ -47,6 +59,7 @@ def attach(
         layer.__class__ = dropped_class(type(layer))
         assert isinstance(layer, DroppedLayer)
         layer.follow(dropping, number)
+    dropping.hook = model.register_forward_pre_hook(dropping.before_call, with_kwargs=True)
     return dropping
 
 
@@ -55,6 +68,7 @@ def detach(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, DroppedLayer):
             plain = module.plain_class
+            module._dropping.hook.remove()
             del module._dropping, module._layer_number
             module.__class__ = plain  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -71,15 +85,15 @@ def dropping_of(model: nn.Module) -> Dropping:
     raise ValueError("no layer of this model drops tokens; attach(model, ...) first")
 
 
-def dropped_layers(layers: int, whole_layers: Sequence[int]) -> list[int]:
+def dropped_layers(layers: int, full_length_layers: Sequence[int]) -> list[int]:
     """Numbers, from 0, of the layers that are not whole.
 
     Raises:
         ValueError: there is no layer of such a number.
     """
-    if not all(-layers <= number < layers for number in whole_layers):
-        raise ValueError(f"whole_layers: want numbers of {layers} layers, got {list(whole_layers)}")
-    whole = {number % layers for number in whole_layers}
+    if not all(-layers <= number < layers for number in full_length_layers):
+        raise ValueError(f"full_length_layers: want numbers of {layers} layers, got {list(full_length_layers)}")
+    whole = {number % layers for number in full_length_layers}
     return [number for number in range(layers) if number not in whole]
 
 

@@ -1,16 +1,18 @@
 """Which tokens each layer keeps: a pure function of (seed, step, sample id, layer)."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-# Dimensions: L dropped layers, B micro batch, S sequence, K kept length.
+# Dimensions: L dropped layers, B micro batch, G global batch, S sequence, K kept length.
 
 # splitmix64 (Steele et al. 2014), written in int64: its odd constants as signed numbers.
 _GOLDEN = -0x61C8864680B583EB
 _MIX_1 = -0x40A7B892E31B1A47
 _MIX_2 = -0x6B2FB644ECCEEE15
+_OF_PLACES = 0x5EC0E5CE5  # keeps the hashes of places apart from those of samples
 
 
 def draw_positions(
@@ -46,22 +48,62 @@ def draw_positions(
     if not layers:
         return []
     check_room(always_BS, kept_lengths)
-    device = device or sample_ids_B.device
+    hash_LBS = position_hashes(
+        seed=seed,
+        step=step,
+        sample_ids_B=sample_ids_B,
+        layers=layers,
+        sequence_length=sequence_length,
+        device=device or sample_ids_B.device,
+    )
+    positions_S = torch.arange(sequence_length, dtype=torch.int64, device=hash_LBS.device)
+    if always_BS is not None:
+        first_LBS = torch.iinfo(torch.int64).min + positions_S
+        hash_LBS = torch.where(copy_to(hash_LBS.device, always_BS), first_LBS, hash_LBS)
+    return [
+        (hash_BS.topk(kept, dim=-1, largest=False, sorted=False).values & _low_bits(sequence_length))
+        .sort(dim=-1)
+        .values
+        for hash_BS, kept in zip(hash_LBS, kept_lengths, strict=True)
+    ]
+
+
+def position_hashes(
+    *, seed: int, step: int, sample_ids_B: Tensor, layers: Sequence[int], sequence_length: int, device: torch.device
+) -> Tensor:
+    """A hash of (seed, step, sample id, layer, position), int64 (L, B, S); no two of a sequence are equal."""
     layers_L = torch.tensor(layers, dtype=torch.int64)
     key = _mix(_mix(torch.tensor(seed, dtype=torch.int64)) + step)
-    key_LB = _copy_to(device, _mix(_mix(key + sample_ids_B.cpu())[None, :] + layers_L[:, None]))
+    key_LB = copy_to(device, _mix(_mix(key + sample_ids_B.cpu())[None, :] + layers_L[:, None]))
     positions_S = torch.arange(sequence_length, dtype=torch.int64, device=device)
     hash_LBS = _mix(key_LB[:, :, None] + (positions_S + 1) * _GOLDEN)
     # The position replaces the low bits, so no two hashes are equal and every device keeps the same ones.
-    low_bits = (1 << max(1, (sequence_length - 1).bit_length())) - 1
-    hash_LBS = (hash_LBS & ~low_bits) | positions_S
-    if always_BS is not None:
-        first_LBS = torch.iinfo(torch.int64).min + positions_S
-        hash_LBS = torch.where(_copy_to(device, always_BS), first_LBS, hash_LBS)
-    return [
-        (hash_BS.topk(kept, dim=-1, largest=False, sorted=False).values & low_bits).sort(dim=-1).values
-        for hash_BS, kept in zip(hash_LBS, kept_lengths, strict=True)
-    ]
+    return (hash_LBS & ~_low_bits(sequence_length)) | positions_S
+
+
+def _low_bits(sequence_length: int) -> int:
+    return (1 << max(1, (sequence_length - 1).bit_length())) - 1
+
+
+@lru_cache(maxsize=2)  # all micro batches of a step ask for the same
+def draw_places(*, seed: int, step: int, layers: tuple[int, ...], kept: tuple[int, ...], global_batch: int) -> Tensor:
+    """Draw uniformly, for each layer, the sequences of a global batch that it runs on: bool (L, G), on the host.
+
+    Every place in the global batch gets a 64-bit hash of (seed, step, layer, place); the smallest hashes are kept.
+
+    Args:
+        kept: sequences that each layer runs on, 0..global_batch.
+    Raises:
+        ValueError: a number of sequences lies outside its range.
+    """
+    if not all(0 <= some <= global_batch for some in kept):
+        raise ValueError(f"want 0..{global_batch} sequences that stay, got {list(kept)}")
+    key = _mix(_mix(_mix(torch.tensor(seed, dtype=torch.int64)) + step) + _OF_PLACES)
+    key_L = _mix(key + torch.tensor(layers, dtype=torch.int64))
+    places_G = torch.arange(global_batch, dtype=torch.int64)
+    hash_LG = _mix(key_L[:, None] + (places_G + 1) * _GOLDEN)
+    rank_LG = hash_LG.argsort(dim=1, stable=True).argsort(dim=1)
+    return rank_LG < torch.tensor(kept)[:, None]
 
 
 def check_room(always_BS: Tensor | None, kept_lengths: Sequence[int]) -> None:
@@ -70,7 +112,7 @@ def check_room(always_BS: Tensor | None, kept_lengths: Sequence[int]) -> None:
         raise ValueError(f"want kept lengths of at least {most}, the tokens that always stay; got {list(kept_lengths)}")
 
 
-def _copy_to(device: torch.device, host: Tensor) -> Tensor:
+def copy_to(device: torch.device, host: Tensor) -> Tensor:
     """To a GPU from pinned memory: the host does not wait for what the GPU computes."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 

@@ -1,7 +1,5 @@
 """Layers that run on their kept tokens: gather -> layers of the span -> combine."""
 
-import inspect
-import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -10,9 +8,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from tokendrop.method.draw_inputs import checked_ids, integer, leading, lengths_by_route, tokens_that_stay
+from tokendrop.method.model_call import DrawUse, check_inputs, inputs_by_name, positional_names
 from tokendrop.method.route import DrawContext, Route
-from tokendrop.method.side_inputs import KNOWN_SIDE_INPUTS, TokenDims, restrict, without_cache
+from tokendrop.method.side_inputs import (
+    KNOWN_SIDE_INPUTS,
+    TokenDims,
+    prefix_without_rope,
+    restrict,
+    rope_of_kept,
+    without_cache,
+)
 from tokendrop.method.tokens import combine_tokens, gather_tokens
 
 # Dimensions: B micro batch, S sequence, K kept length, D width.
@@ -32,10 +40,18 @@ class Dropping:
         self.side_inputs = {**KNOWN_SIDE_INPUTS, **side_inputs}
         self._route_of = {layer: route for route in self.routes for layer in range(route.first, route.last + 1)}
         self._sequence_length = 0
-        self._kept: dict[Route, Tensor] = {}
-        self._rest: dict[Route, tuple[Tensor, bool]] = {}
-        """Of each route that tokens have left, what they rejoin, and whether gradients were wanted then."""
+        self._kept: dict[int, Tensor] = {}
+        """By the first layer of each route that drops tokens."""
+        self._rest: dict[int, tuple[Tensor, bool]] = {}
+        """By the first layer of a route that tokens have left: what they rejoin, and whether gradients were wanted."""
+        self._leading = 0
+        """Tokens at the begin of every sequence that always stay."""
+        self._use = DrawUse()
+        self.hook: RemovableHandle
+        """By which the model calls `before_call`."""
         self._is_drawn = self._has_warned = False
+        self._drops = False
+        """Whether any layer drops tokens. Not asked of `_kept`: torch.compile does not notice that a dict is empty."""
 
     def draw(
         self,
@@ -44,45 +60,60 @@ class Dropping:
         step: int,
         sample_ids: Tensor | Sequence[int],
         sequence_length: int,
-        device: torch.device | None = None,
+        device: torch.device | str | None = None,
         always: Tensor | Sequence[int] = (),
         scores: Tensor | None = None,
+        places: Tensor | Sequence[int] | None = None,
+        global_batch: int | None = None,
     ) -> None:
         """Choose the tokens that the next forward pass keeps; at full length the layers run as they are.
 
+        A reentrant checkpoint around dropped layers wants the backward pass before the next draw: they would be
+        computed again on other tokens, unnoticed. Others may wait; a non-reentrant one around layers says so.
+
         Args:
-            kept_length: tokens kept, for all routes or by the number of a route's first layer.
+            kept_length: tokens kept, for all routes or by the number of a route's first layer; for routes of
+                whole sequences, how many of the global batch's stay.
             sample_ids: int64 (B), what tells the samples of this micro batch apart; on the host, or they are
                 waited for.
             device: where the model runs; that of the sample ids when left out.
             always: positions of tokens that stay in every route, such as 0 for [CLS]; or bool (B, S), on the host.
             scores: float (B, S), for routes that choose by the score of each token.
+            places: of each sample in the global batch, on the host, and
+            global_batch: sequences in it, over all workers; both for routes of whole sequences.
+        Numbers may be numpy's, and lists may be arrays.
         Raises:
-            ValueError: a kept length is not in 1..sequence_length, or less than the tokens that always stay.
+            ValueError: a kept length is not in 1..sequence_length, or less than the tokens that always stay; or the
+                ids, the positions or the routes are none.
         """
-        ids_B = torch.as_tensor(sample_ids)
+        step, length = integer("step", step), integer("sequence_length", sequence_length)
+        lengths = lengths_by_route(kept_length, [route.first for route in self.routes])
+        ids_B = checked_ids(sample_ids)
         context = DrawContext(
             seed=self.seed,
             step=step,
             sample_ids_B=ids_B,
-            sequence_length=sequence_length,
-            device=device or ids_B.device,
-            always_BS=_always(always, len(ids_B), sequence_length),
+            sequence_length=length,
+            device=torch.device(device) if device is not None else ids_B.device,
+            always_BS=tokens_that_stay(always, len(ids_B), length),
             scores_BS=scores,
+            places_B=None if places is None else torch.as_tensor(places),
+            global_batch=global_batch,
         )
-        self._kept = {}
+        kept: dict[int, Tensor] = {}
         for selector, routes in groupby(self.routes, key=lambda route: route.select):
-            lengths = [(route, _length(kept_length, route)) for route in routes]
-            shorter = [(route, kept) for route, kept in lengths if kept != sequence_length]
+            shorter = [(route, lengths[route.first]) for route in routes if lengths[route.first] != length]
             firsts, kepts = [route.first for route, _ in shorter], [kept for _, kept in shorter]
             drawn = selector.select(context, firsts, kepts) if shorter else []
-            self._kept |= {route: kept_BK for (route, _), kept_BK in zip(shorter, drawn, strict=True)}
-        self._sequence_length, self._rest, self._is_drawn = sequence_length, {}, True
+            kept |= dict(zip(firsts, drawn, strict=True))
+        self._kept, self._rest, self._drops, self._is_drawn = kept, {}, bool(kept), True
+        self._sequence_length, self._leading = length, leading(context.always_BS)
+        self._use.renew()
 
     def kept(self, layer: int) -> Tensor | None:
         """Kept positions of a layer, int64 (B, K) ascending; None where it sees every token."""
         route = self._route_of.get(layer)
-        return None if route is None else self._kept.get(route)
+        return None if route is None else self._kept.get(route.first)
 
     def warn_if_never_drawn(self) -> None:
         """Once, where the model trains and nothing was ever drawn: it would train at full length, unnoticed."""
@@ -90,12 +121,28 @@ class Dropping:
             self._has_warned = True
             warnings.warn("draw() was never called on this model's Dropping: no token is dropped", stacklevel=4)
 
+    def before_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse what the model can't compute on dropped tokens, and warn where a draw is not repeated.
+
+        A model that is compiled as a whole is not looked at: what is kept of its inputs would be part of its graph.
+        """
+        if torch.compiler.is_compiling() or not (model.training and self._drops):
+            return
+        inputs = inputs_by_name(positional_names(type(model)), args, kwargs)
+        check_inputs(model, inputs)
+        without_cache(inputs, 0)
+        if torch.is_grad_enabled():  # without gradients nothing is trained on the draw
+            self._use.see(model, inputs)
+
     def leave(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
         """The hidden states that a layer runs on, (B, K, D); at the first layer of a route the others leave.
 
         Raises:
             ValueError: the hidden states have another shape than the draw was made for.
         """
+        if not isinstance(hidden_BSD, Tensor) or hidden_BSD.ndim != 3:
+            got = tuple(hidden_BSD.shape) if isinstance(hidden_BSD, Tensor) else f"a {type(hidden_BSD).__name__}"
+            raise ValueError(f"layer {layer} takes {got}; want hidden states (batch, tokens, width) to drop tokens of")
         route, (batch, kept) = self._route_of[layer], kept_BK.shape
         length = self._sequence_length if layer == route.first else kept
         if hidden_BSD.shape[:2] != (batch, length):
@@ -106,20 +153,23 @@ class Dropping:
         if layer > route.first:
             return hidden_BSD
         kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK)
-        self._rest[route] = rest_BSD, torch.is_grad_enabled()
+        self._rest[route.first] = rest_BSD, torch.is_grad_enabled()
         return kept_BKD
 
     def rejoin(self, layer: int, out_BKD: Tensor, kept_BK: Tensor) -> Tensor:
         """What a layer hands on: at the last layer of a route all tokens, (B, S, D), else the kept ones.
 
         Raises:
-            ValueError: a reentrant checkpoint around single layers of a route hides the tokens that had left.
+            ValueError: a reentrant checkpoint around single layers of a route hides the tokens that had left, or the
+                layer gave no hidden states.
         """
+        if not isinstance(out_BKD, Tensor):
+            raise ValueError(f"layer {layer} gave a {type(out_BKD).__name__}; want hidden states, alone or in a tuple")
         route = self._route_of[layer]
         if layer < route.last:
             return out_BKD
         # that of a single layer goes at once; a checkpoint around the last layer of a span comes here again
-        rest_BSD, had_grad = self._rest.pop(route) if layer == route.first else self._rest[route]
+        rest_BSD, had_grad = self._rest.pop(layer) if layer == route.first else self._rest[route.first]
         if torch.is_grad_enabled() and not had_grad:
             raise ValueError(
                 f"layers {route.first} to {route.last} share their kept tokens, so a reentrant checkpoint around one of"
@@ -127,15 +177,21 @@ class Dropping:
             )
         return combine_tokens(rest_BSD, out_BKD, kept_BK)
 
-    def side_inputs_of(self, layer: int, sides: Mapping[str, Any], kept_BK: Tensor) -> dict[str, Any]:
+    def side_inputs_of(self, layer: nn.Module, sides: Mapping[str, Any], kept_BK: Tensor) -> dict[str, Any]:
         """A layer's inputs beside its hidden states, restricted to the kept tokens."""
         length, known = self._sequence_length, self.side_inputs
-        sides = without_cache(sides, layer)
-        return {name: restrict(name, side, kept_BK, length, known) for name, side in sides.items()}
+        cut: dict[str, Any] = {}
+        prefix = prefix_without_rope(layer)
+        if prefix is not None and sides.get("rope") is not None:
+            cut["rope"] = rope_of_kept(sides["rope"], kept_BK, length, prefix, stay=self._leading)
+        return {
+            name: cut[name] if name in cut else restrict(name, side, kept_BK, length, known)
+            for name, side in sides.items()
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to one forward pass: a copy has draws of its own."""
-        return {**vars(self), "_kept": {}, "_rest": {}, "_is_drawn": False}
+        return {**vars(self), "_kept": {}, "_rest": {}, "_is_drawn": False, "_drops": False}
 
 
 class DroppedLayer(nn.Module):
@@ -147,6 +203,7 @@ class DroppedLayer(nn.Module):
     """
 
     plain_class: ClassVar[type[nn.Module]]
+    input_names: ClassVar[list[str]]
     _dropping: Dropping
     _layer_number: int
 
@@ -156,17 +213,29 @@ class DroppedLayer(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dropping, number = self._dropping, self._layer_number
-        kept_BK = dropping.kept(number) if self.training else None
-        if kept_BK is None:
+        if not (self.training and dropping._drops):
             if self.training:
                 dropping.warn_if_never_drawn()
             return super().__call__(*args, **kwargs)
-        hidden_BSD, sides = _inputs_by_name(type(self), args, kwargs)
+        hidden_BSD, sides = self._inputs(args, kwargs)
+        # layers that see every token fill no cache either: one without the dropped layers would look whole
+        sides = without_cache(sides, number)
+        kept_BK = dropping.kept(number)
+        if kept_BK is None:
+            return super().__call__(hidden_BSD, **sides)
         hidden_BKD = dropping.leave(number, hidden_BSD, kept_BK)
-        out = super().__call__(hidden_BKD, **dropping.side_inputs_of(number, sides, kept_BK))
+        out = super().__call__(hidden_BKD, **dropping.side_inputs_of(self, sides, kept_BK))
         if isinstance(out, tuple):
             return (dropping.rejoin(number, out[0], kept_BK), *out[1:])
         return dropping.rejoin(number, out, kept_BK)
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """The hidden states, the layer's first input, and every other input by its name."""
+        names = self.input_names
+        if not names or len(args) > len(names):
+            raise ValueError(f"{self.plain_class.__name__}.forward has inputs without names; none of them can be cut")
+        named = inputs_by_name(names, args, kwargs)
+        return named.pop(names[0]), named
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """So that copies and pickles can name the class: it is made when it is needed."""
@@ -176,37 +245,10 @@ class DroppedLayer(nn.Module):
 @cache
 def dropped_class(plain: type[nn.Module]) -> type[DroppedLayer]:
     """The class of a dropped layer whose own class is `plain`."""
-    return type(f"Dropped{plain.__name__}", (DroppedLayer, plain), {"plain_class": plain})
+    added = {"plain_class": plain, "input_names": positional_names(plain)}
+    return type(f"Dropped{plain.__name__}", (DroppedLayer, plain), added)
 
 
 def _new_layer(plain: type[nn.Module]) -> DroppedLayer:
     made = dropped_class(plain)
     return made.__new__(made)
-
-
-def _length(kept_length: int | Mapping[int, int], route: Route) -> int:
-    return operator.index(kept_length[route.first] if isinstance(kept_length, Mapping) else kept_length)
-
-
-def _always(always: Tensor | Sequence[int], batch: int, length: int) -> Tensor | None:
-    """bool (B, S); None where no token always stays."""
-    if isinstance(always, Tensor):
-        return always.cpu()
-    if not len(always):
-        return None
-    always_BS = torch.zeros(batch, length, dtype=torch.bool)
-    always_BS[:, list(always)] = True
-    return always_BS
-
-
-def _inputs_by_name(cls: type[nn.Module], args: Any, kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-    """A layer's hidden states, its first input, and every other input by the name that its forward gives it."""
-    names = _positional_names(cls)
-    named = dict(zip(names, args, strict=False)) | kwargs
-    return named.pop(names[0]), named
-
-
-@cache
-def _positional_names(cls: type[nn.Module]) -> list[str]:
-    parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
-    return [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]

@@ -32,7 +32,7 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
         increment: int,
         every: int,
         seed: int = 1234,
-        whole_layers: Sequence[int] = (0, -1),
+        full_length_layers: Sequence[int] = (0, -1),
         always_ids: Sequence[int] = (),
     ) -> None:
         """
@@ -40,7 +40,7 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
             start: tokens kept at the first step.
             increment: more tokens at each jump.
             every: optimizer steps from one jump to the next.
-            whole_layers: layers that see every token, numbered from 0, or from the end when negative.
+            full_length_layers: layers that see every token, numbered from 0, or from the end when negative.
             always_ids: token ids that are never dropped, such as that of [CLS].
         Raises:
             ValueError: a number is out of range.
@@ -50,13 +50,13 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
             "increment": increment,
             "every": every,
             "seed": seed,
-            "whole_layers": list(whole_layers),
+            "full_length_layers": list(full_length_layers),
             "always_ids": list(always_ids),
         }
         if min(start, increment, every) < 1:
             raise ValueError(f"want start, increment and every of at least 1, got {start}, {increment} and {every}")
         self.start, self.increment, self.every = start, increment, every
-        self.seed, self.whole_layers, self.always_ids = seed, tuple(whole_layers), list(always_ids)
+        self.seed, self.full_length_layers, self.always_ids = seed, tuple(full_length_layers), list(always_ids)
         self.layer_tokens = 0
         """Consumed since the run began, by all processes."""
         self._step = self._batch = self._kept = 0
@@ -75,12 +75,9 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
         saved = callbacks.get(type(self).__name__, {})
         self.layer_tokens = saved.get("attributes", {}).get("layer_tokens", 0) if state.global_step else 0
         self._layers = list(repeated_layers(model))
-        self._dropping = attach(model, seed=self.seed, whole_layers=self.whole_layers, blocks=self._layers)
-        self._batches, self._processes, self._rank = (
-            args.gradient_accumulation_steps,
-            args.world_size,
-            args.process_index,
-        )
+        self._dropping = attach(model, seed=self.seed, full_length_layers=self.full_length_layers, blocks=self._layers)
+        self._batches, self._batch_size = args.gradient_accumulation_steps, args.train_batch_size
+        self._processes, self._rank = args.world_size, args.process_index
         self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -104,7 +101,7 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
         if not isinstance(ids_BS, Tensor):
             raise ValueError("RandomLtdCallback: want batches with input_ids, by which a batch's size is told")
         batch, length = ids_BS.shape
-        first = ((self._step * self._batches + self._batch) * self._processes + self._rank) * batch
+        first = ((self._step * self._batches + self._batch) * self._processes + self._rank) * self._batch_size
         self._batch += 1
         self._kept = min(length, self.start + self.increment * (self._step // self.every))
         self._dropping.draw(

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tokendrop.method.draw import check_room, draw_positions
+from tokendrop.method.draw import check_room, draw_positions, position_hashes
 
 # Dimensions: B micro batch, S sequence, K kept length.
 
@@ -27,12 +27,16 @@ class DrawContext:
     """bool, on the host: tokens that stay whatever is drawn, such as [CLS]."""
     scores_BS: Tensor | None = None
     """float: for selectors that choose by a score of each token."""
+    places_B: Tensor | None = None
+    """int64, on the host: the place of each sample in the global batch, for selectors of whole sequences."""
+    global_batch: int | None = None
+    """Sequences of a step, over all workers."""
 
 
 class Selector(Protocol):
     """Chooses who stays: a pure function of its arguments, the same at any world size."""
 
-    def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
+    def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int], /) -> Sequence[Any]:
         """Choose for several routes at once.
 
         Args:
@@ -63,7 +67,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class HighestScore:
-    """The tokens of the highest scores stay; of equal scores, the earlier one (Hou et al. 2022, section 3)."""
+    """The tokens of the highest scores stay; of equal scores, those of the smallest hashes (Hou et al. 2022)."""
 
     def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
         if draw.scores_BS is None:
@@ -72,8 +76,19 @@ class HighestScore:
         scores_BS = draw.scores_BS.to(draw.device)
         if draw.always_BS is not None:
             scores_BS = scores_BS.masked_fill(draw.always_BS.to(draw.device), torch.inf)
-        order_BS = scores_BS.argsort(dim=-1, descending=True, stable=True)
-        return [order_BS[:, :kept].sort(dim=-1).values for kept in kept_lengths]
+        hash_LBS = position_hashes(
+            seed=draw.seed,
+            step=draw.step,
+            sample_ids_B=draw.sample_ids_B,
+            layers=layers,
+            sequence_length=draw.sequence_length,
+            device=draw.device,
+        )
+        by_hash_LBS = hash_LBS.argsort(dim=-1)
+        in_hash_order_LBS = scores_BS.expand_as(hash_LBS).gather(-1, by_hash_LBS)
+        by_score_LBS = torch.argsort(in_hash_order_LBS, dim=-1, descending=True, stable=True)
+        order_LBS = by_hash_LBS.gather(-1, by_score_LBS)
+        return [order_BS[:, :kept].sort(-1).values for order_BS, kept in zip(order_LBS, kept_lengths, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

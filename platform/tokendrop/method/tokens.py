@@ -24,7 +24,7 @@ def gather_tokens(hidden_BSD: Tensor, kept_BK: Tensor) -> tuple[Tensor, Tensor]:
     """
     batch, length, _ = hidden_BSD.shape
     rows = kept_BK + torch.arange(0, batch * length, length, device=kept_BK.device)[:, None]
-    return _Gather.apply(hidden_BSD, rows)
+    return _Gather.apply(hidden_BSD, rows, kept_BK)
 
 
 def combine_tokens(rest_BSD: Tensor, out_BKD: Tensor, kept_BK: Tensor) -> Tensor:
@@ -48,15 +48,29 @@ def _read_rows(from_BSD: Tensor, rows_BK: Tensor) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_BSD: Tensor, rows_BK: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(rows_BK)
+    def forward(ctx: Any, hidden_BSD: Tensor, rows_BK: Tensor, kept_BK: Tensor) -> tuple[Tensor, Tensor]:
+        # An activation checkpoint around this runs it again and hands on the positions of then. Those of the forward
+        # pass stay here, out of its reach, to compare them with. A compiled graph has no room for them.
+        ctx.save_for_backward(rows_BK, kept_BK)
+        ctx.kept_BK = None if torch.compiler.is_compiling() else kept_BK
         return _read_rows(hidden_BSD, rows_BK), hidden_BSD.view_as(hidden_BSD)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_kept_BKD: Tensor, grad_rest_BSD: Tensor) -> tuple[Tensor, None]:
-        (rows_BK,) = ctx.saved_tensors
-        return _write_rows(grad_rest_BSD, rows_BK, grad_kept_BKD), None
+    def backward(ctx: Any, grad_kept_BKD: Tensor, grad_rest_BSD: Tensor) -> tuple[Tensor, None, None]:
+        rows_BK, kept_BK = ctx.saved_tensors
+        if ctx.kept_BK is not None:
+            _check_same(ctx.kept_BK, kept_BK)
+        return _write_rows(grad_rest_BSD, rows_BK, grad_kept_BKD), None, None
+
+
+def _check_same(kept_BK: Tensor, again_BK: Tensor) -> None:
+    # mostly the same memory, which is told without waiting for the device
+    if kept_BK.data_ptr() != again_BK.data_ptr() and not torch.equal(kept_BK, again_BK):
+        raise ValueError(
+            "an activation checkpoint around a dropped layer computed it again on other tokens, for draw() was called"
+            " before backward(); want draw() after backward(), or checkpoints inside of the layers"
+        )
 
 
 class _Combine(torch.autograd.Function):

@@ -138,6 +138,8 @@ def accumulate(
                 sample_ids=batch.sample_ids_B,
                 sequence_length=plan.shape.sequence_length,
                 device=batch.device,
+                places=plan.batch.places(batch.number),
+                global_batch=plan.batch.global_batch,
             )
         if config.model.dropout:
             torch.manual_seed(hash((config.seed, step, batch.number)))
