@@ -17,6 +17,7 @@ from tokendrop.schedule.kept_length import (
     Linear,
     Mslg,
     Piecewise,
+    Root,
     Stage,
     Stages,
 )
@@ -103,3 +104,38 @@ def test_linear_growth_arrives_at_full_at_its_end_and_not_before(start: int, inc
 def test_a_schedule_that_makes_no_sense_is_refused(wrong) -> None:
     with pytest.raises(ValueError, match="want"):
         wrong()
+
+
+@given(
+    st.integers(1, FULL - 1),
+    st.integers(1, FULL),
+    st.fractions(Fraction(1, 3), LONGEST_GROWTH, max_denominator=9),
+    st.integers(1, 4),
+)
+def test_root_growth_is_at_each_step_as_far_as_the_root_says(
+    start: int, increment: int, until: Fraction, degree: int
+) -> None:
+    schedule = Root(start=start, until=Duration(until, "steps"), increment=increment, degree=degree).resolve(CLOCK)
+    for step in STEPS[1:]:
+        far = sum(
+            until * Fraction(kept - start, FULL - start) ** degree <= step
+            for kept in [*range(start + increment, FULL, increment), FULL]
+            if kept > start
+        )
+        assert schedule.at(step) == min(FULL, start + far * increment)
+    assert schedule.at(0) == start
+
+
+def test_root_growth_of_the_first_degree_is_even() -> None:
+    until = Duration.parse("50%")
+    even = Linear(start=8, until=until, increment=8).resolve(CLOCK)
+    root = Root(start=8, until=until, increment=8, degree=1).resolve(CLOCK)
+    assert [root.at(step) for step in range(100)] == [even.at(step) for step in range(100)]
+    faster = Root(start=8, until=until, increment=8).resolve(CLOCK)
+    assert all(faster.at(step) >= even.at(step) for step in range(100))
+    for wrong in ({"degree": 0}, {"start": 0}, {"increment": 0}):
+        with pytest.raises(ValueError, match="want"):
+            Root(**{"start": 8, "until": until, **wrong})
+    for wrong in ({"start": FULL}, {"until": Duration.parse(0)}):
+        with pytest.raises(ValueError, match="want"):
+            Root(**{"start": 8, "until": until, **wrong}).resolve(CLOCK)

@@ -117,6 +117,38 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """Growth that begins fast and slows down: (step / until) ** (1 / degree) of the way, in equal jumps.
+
+    Source: the `fixed_root` schedule of DeepSpeed's curriculum learning (Li et al. 2022, arXiv:2108.06084).
+    """
+
+    kind: Literal["root"] = "root"
+    start: int
+    until: Duration
+    increment: int = 16
+    degree: int = 2
+    """1 for even growth."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.degree <= 100:
+            raise ValueError(f"degree: want 1 to 100, got {self.degree}")
+        if min(self.start, self.increment) < 1:
+            raise ValueError(f"want a start and an increment of at least 1, got {self.start} and {self.increment}")
+
+    def resolve(self, clock: Clock) -> KeptByStep:
+        """Each jump at the first step where the growth has come that far."""
+        full, until = clock.sequence_length, clock.steps(self.until)
+        if self.start >= full:
+            raise ValueError(f"want a start below the full length of {full}, got {self.start}")
+        if until <= 0:
+            raise ValueError(f"want an end after step 0, got {self.until}")
+        lengths = [*range(self.start + self.increment, full, self.increment), full]
+        at = {ceil(until * Fraction(kept - self.start, full - self.start) ** self.degree): kept for kept in lengths}
+        return Stages(stages=((0, self.start), *at.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
     """One kept length for the whole run; at full length nothing is dropped."""
 
@@ -169,4 +201,4 @@ class Piecewise:
         return Stages(stages=tuple((round(clock.steps(stage.at)), stage.kept) for stage in self.stages))
 
 
-Schedule = Mslg | Linear | Constant | Full | Piecewise
+Schedule = Mslg | Linear | Root | Constant | Full | Piecewise
