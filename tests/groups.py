@@ -85,7 +85,8 @@ def train_until(
     if dtype is not None:
         engine.dtype = dtype
     run.mkdir(exist_ok=True)
-    checkpoints = Checkpoints(run / CHECKPOINTS, keep=keep, meta={"strategy": config.train.strategy})
+    scores = config.drop.scores(config.model.vocab_size)
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=keep, meta={"strategy": config.train.strategy}, scores=scores)
     newest = checkpoints.newest()
     start = checkpoints.load(engine, newest) if newest else 0
     parts = TrainComponents(
@@ -95,6 +96,7 @@ def train_until(
         checkpoints=checkpoints,
         recorder=Journal(run, rank=rank, world_size=world_size, start=start),
         world_size=world_size,
+        scores=scores,
     )
     with suppress(StopRunError):
         train(config, parts, start=start)

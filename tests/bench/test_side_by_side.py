@@ -130,7 +130,7 @@ def test_a_job_that_cuts_its_sequences_is_timed_on_cut_ones(monkeypatch: pytest.
         seen.clear()
 
 
-@pytest.mark.parametrize("method", ["tread"])
+@pytest.mark.parametrize("method", ["token_bypass"])
 def test_jobs_of_every_method_are_timed(method: str) -> None:
     keys = {"first": 1}
     config = experiment(drop={"method": method, **keys}, scaling__cpus_per_worker=1, train__warmup="0 steps")

@@ -74,7 +74,7 @@ def _timed_method(config: ExperimentConfig) -> DropMethod:
     """The job's own where its layers see kept tokens; random-LTD stands for what else there is."""
     drop, model = config.drop, config.model
     is_timed = drop.spans(model.layers) and not drop.cuts and drop.counts == "tokens"
-    return drop if is_timed else RandomLtd()
+    return drop if is_timed and drop.scores(model.vocab_size) is None else RandomLtd()
 
 
 def _speeds(

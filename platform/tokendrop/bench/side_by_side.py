@@ -121,11 +121,12 @@ def _steps_of(config: ExperimentConfig) -> Callable[..., float]:
     engine.model.train()
     batch = config.task.build(config).random_batch(config.train.micro_batch, device)
     plan, length = config.plan, config.model.sequence_length
+    scores = config.drop.scores(config.model.vocab_size, device)
     by_route = {segment.kept_length: segment.kept_by_route for segment in reversed(plan.segments)}
 
     def step(kept_length: int) -> float:
         kept = kept_length if dropping is None else by_route[kept_length]
-        step: dict[str, Any] = {"kept_length": kept, "sequence_length": length}
+        step: dict[str, Any] = {"kept_length": kept, "sequence_length": length, "scores": scores}
         return timed_step(engine, dropping, batch, **step, micro_batches=plan.batch.accumulation)
 
     return step

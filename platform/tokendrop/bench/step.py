@@ -12,7 +12,7 @@ from tokendrop.bench.reference import PlainGpt
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
 from tokendrop.config.model import TransformerConfig
-from tokendrop.method import Dropping
+from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, TextBatch
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engine import Engine
@@ -83,11 +83,13 @@ def timed_step(
     sequence_length: int,
     micro_batches: int = 1,
     update: bool = True,
+    scores: TokenScores | None = None,
 ) -> float:
     """Seconds of draw, forward and backward, so often, and of clip and AdamW where `update` is set.
 
     Args:
         kept_length: as of `Dropping.draw`; where nothing draws, sequences are cut to it.
+        scores: by which the job's method chooses.
     """
     if dropping is None:
         assert isinstance(kept_length, int)
@@ -99,6 +101,7 @@ def timed_step(
     for left in reversed(range(micro_batches)):
         if dropping is not None:
             places = range(left * size, (left + 1) * size)
+            where["scores"] = None if scores is None else scores.of(batch.inputs()["input_ids_BS"])
             dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, places=places, **where)
         engine.forward_backward(batch, share=1 / micro_batches, last_micro_batch=left == 0)
     if update:

@@ -53,6 +53,10 @@ class DropMethod(ABC):
         """Who stays: a `tokendrop.method.Selector`; None for a uniform draw."""
         return None
 
+    def scores(self, vocab_size: int, device: Any = None) -> Any:
+        """The `tokendrop.method.TokenScores` that a run keeps for its selector; None where it needs none."""
+        return None
+
     def check(self, vocab_size: int) -> None:  # noqa: B027 - most methods have no such key
         """Raises ValueError where a key does not fit the model's vocabulary; the message names it."""
 
@@ -138,7 +142,56 @@ class SequenceWarmup(DropMethod):
         return ((0, layers - 1),)
 
 
-DropConfig = NoDropping | RandomLtd | ConstantDrop | Tread | SequenceWarmup | DropMethod
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBypass(DropMethod):
+    """The tokens of the least accumulated loss pass a span of layers by (Hou et al. 2022, arXiv:2203.13240)."""
+
+    method: Literal["token_bypass"] = "token_bypass"
+    first: int | None = None
+    """Of the layers that dropped tokens pass by; the one before the middle when left out, as in the paper."""
+    last: int = -2
+    special_tokens: tuple[int, ...] = ()
+    """Numbers of tokens that stay before all others, such as [CLS], [SEP] and [MASK]."""
+    padding_tokens: tuple[int, ...] = ()
+    """Numbers of tokens that leave before all others."""
+    beta: float = 0.995
+    """What a step leaves of the running score of a token that is among its labels."""
+    initial: float = 10.0
+    """Score, nats, of a token that has been no label yet."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta: want at least 0 and less than 1, got {self.beta:g}")
+
+    def check(self, vocab_size: int) -> None:
+        for key, tokens in (("special_tokens", self.special_tokens), ("padding_tokens", self.padding_tokens)):
+            if not all(0 <= token < vocab_size for token in tokens):
+                raise ValueError(f"drop.{key}: want numbers of tokens in 0..{vocab_size - 1}, got {list(tokens)}")
+        if both := set(self.special_tokens) & set(self.padding_tokens):
+            raise ValueError(f"drop.padding_tokens: {sorted(both)} are special_tokens too; want each token in one")
+
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        return _span(max(0, layers // 2 - 1) if self.first is None else self.first, self.last, layers)
+
+    def selector(self) -> Any:
+        from tokendrop.method import HighestScore
+
+        return HighestScore()
+
+    def scores(self, vocab_size: int, device: Any = None) -> Any:
+        from tokendrop.method import TokenScores
+
+        return TokenScores(
+            vocab_size,
+            beta=self.beta,
+            initial=self.initial,
+            special_tokens=self.special_tokens,
+            padding_tokens=self.padding_tokens,
+            device=device,
+        )
+
+
+DropConfig = NoDropping | RandomLtd | ConstantDrop | Tread | SequenceWarmup | TokenBypass | DropMethod
 """All methods; `DropMethod` stands for those of the user's own."""
 
 

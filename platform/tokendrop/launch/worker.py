@@ -63,8 +63,9 @@ def run_worker(
     if rank == 0:
         describe_workers(spec.run / ENVIRONMENT, describe_device(device))
     engine, dropping = build_engine(config, device)
+    scores = config.drop.scores(config.model.vocab_size, device)
     meta = {"model": asdict(config.model), "name": config.name}
-    checkpoints = Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta)
+    checkpoints = Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores)
     newest = checkpoints.newest()
     start = checkpoints.load(engine, newest) if newest else 0
 
@@ -78,6 +79,7 @@ def run_worker(
         checkpoints=checkpoints,
         recorder=Journal(spec.run, rank=rank, world_size=world_size, start=start, timings=timings),
         world_size=world_size,
+        scores=scores,
         reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,
     )

@@ -10,6 +10,7 @@ from tokendrop.method.attach import attach, detach, dropping_of
 from tokendrop.method.draw import draw_positions
 from tokendrop.method.dropper import DroppedLayer, Dropping
 from tokendrop.method.route import DrawContext, HighestScore, Route, Selector, Uniform, routes_along
+from tokendrop.method.scores import TokenScores
 from tokendrop.method.tokens import combine_tokens, gather_tokens
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "HighestScore",
     "Route",
     "Selector",
+    "TokenScores",
     "Uniform",
     "attach",
     "combine_tokens",

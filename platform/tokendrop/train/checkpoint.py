@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from tokendrop.errors import DamagedDataError, UserError, first_line
+from tokendrop.method import TokenScores
 from tokendrop.train.checkpoint_index import committed, newest_complete, set_aside, step_name
 from tokendrop.train.engine import Engine
 from tokendrop.train.reader import CheckpointReader, from_rank_0
@@ -28,19 +29,21 @@ class SetAsideError(RuntimeError):
 class Checkpoints:
     """The checkpoints of one run, written in the background by torch.distributed.checkpoint.
 
-    Only what does not depend on the world size is saved: weights, optimizer state, the step. Schedules, data order
-    and drops are functions of the step. A folder without its final name was never committed; of one with it,
+    Only what does not depend on the world size is saved: weights, optimizer state, the step, and the running scores of
+    a method that has some. Schedules, data
+    order and drops are functions of the step. A folder without its final name was never committed; of one with it,
     every file has its checksum in meta.json.
     """
 
-    def __init__(self, folder: Path, *, keep: int, meta: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, *, keep: int, meta: Mapping[str, Any], scores: TokenScores | None = None) -> None:
         """
         Args:
             folder: on storage that all workers share.
             keep: committed checkpoints that stay; older ones are removed.
             meta: what the checkpoint says of its run, JSON; kept beside the weights.
+            scores: what the job's method keeps beside the weights.
         """
-        self.folder, self.keep, self.meta = folder, keep, meta
+        self.folder, self.keep, self.meta, self.scores = folder, keep, meta, scores
         self._pending: Future[None] | None = None
         # Background saves run collectives of their own: on the training group they would meet gradients half-way.
         # One worker has nobody to meet, and a group costs it threads that poll: an eighth of the speed on two cores.
@@ -58,8 +61,9 @@ class Checkpoints:
             unfinished.mkdir(parents=True)
         if self._group is not None:
             dist.barrier(self._group)
+        method = {} if self.scores is None else {"method": self.scores.state()}
         future = dcp.async_save(
-            engine.state(),
+            engine.state() | method,
             storage_writer=CheckpointWriter(unfinished, {**self.meta, "step": step}),
             process_group=self._group,
             no_dist=self._group is None,
@@ -122,6 +126,10 @@ class Checkpoints:
         try:
             reader = CheckpointReader(checkpoint, self._group)
             engine.load(reader)
+            if self.scores is not None:
+                method = self.scores.state()
+                load_into({"method": method}, reader)
+                self.scores.load(method)
         except DamagedDataError as error:
             earlier = from_rank_0(partial(self._set_aside, checkpoint), self._group)
             if earlier is None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.method import Dropping
+from tokendrop.errors import UserError
+from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.checkpoint import Checkpoints
@@ -46,6 +47,8 @@ class TrainComponents:
     checkpoints: Checkpoints
     recorder: Recorder
     world_size: int
+    scores: TokenScores | None = None
+    """Running losses of tokens, where the job's method chooses by them; its checkpoints hold them too."""
     pause: Callable[[int], bool] = lambda step: False
     """Told the steps done; whether this worker is asked to pause, for all of them: after the next step, or, as
     the answers of all are read with that step's figures, `reads_behind` steps later."""
@@ -95,6 +98,8 @@ def start_step(config: ExperimentConfig, plan: RunPlan, parts: TrainComponents, 
     loss, sample_ids, data_time = accumulate(config, plan, parts, step)
     lr = plan.lr(step)
     grad_norm = parts.engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
+    if parts.scores is not None:
+        parts.scores.end_step(parts.engine.add_up)
     # one reduction for both: asking costs no round of its own
     mean_loss, pauses = parts.engine.mean(torch.stack([loss, torch.full_like(loss, parts.pause(step))])).unbind()
     done = step + 1
@@ -140,11 +145,16 @@ def accumulate(
                 device=batch.device,
                 places=plan.batch.places(batch.number),
                 global_batch=plan.batch.global_batch,
+                scores=None if parts.scores is None else parts.scores.of(batch.inputs()["input_ids_BS"]),
             )
         if config.model.dropout:
             torch.manual_seed(hash((config.seed, step, batch.number)))
         last = len(losses) + 1 == accumulation
         loss = parts.engine.forward_backward(batch, share=1 / accumulation, last_micro_batch=last)
+        if parts.scores is not None:
+            if loss.token_losses_BS is None:
+                raise UserError(f"drop.method: '{config.drop.method}' wants a task that gives the loss of each token")
+            parts.scores.add(batch.inputs()["labels_BS"], loss.token_losses_BS)
         losses.append(loss.mean)
         sample_ids += batch.sample_ids_B.tolist()
         data_time += waited
