@@ -41,7 +41,7 @@ def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path
     assert profile.pause_s(config.model.shape, before=1, after=2) > profile.resize_s
 
 
-@pytest.mark.parametrize("drop", [{"method": "token_bypass", "first": 0}])
+@pytest.mark.parametrize("drop", [{"method": "layer_dropout", "keep": 0.5}, {"method": "token_bypass", "first": 0}])
 def test_methods_without_a_kept_length_of_their_own_are_timed_as_random_ltd(drop) -> None:
     assert isinstance(_timed_method(experiment(drop=drop, train__warmup="0 steps")), RandomLtd)
     tread = experiment(drop={"method": "tread"}, train__warmup="0 steps")

@@ -130,9 +130,9 @@ def test_a_job_that_cuts_its_sequences_is_timed_on_cut_ones(monkeypatch: pytest.
         seen.clear()
 
 
-@pytest.mark.parametrize("method", ["token_bypass"])
+@pytest.mark.parametrize("method", ["token_bypass", "layer_dropout"])
 def test_jobs_of_every_method_are_timed(method: str) -> None:
-    keys = {"first": 1}
+    keys = {"first": 1} if method == "token_bypass" else {"keep": 0.5, "by_depth": False}
     config = experiment(drop={"method": method, **keys}, scaling__cpus_per_worker=1, train__warmup="0 steps")
     length = config.plan.at(0).kept_length
     assert side_by_side._steps_of(config)(kept_length=length) > 0

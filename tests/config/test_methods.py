@@ -195,7 +195,8 @@ def test_without_a_method_nothing_is_dropped() -> None:
         ("drop={method: constant, kept: 257}", "drop.kept: a kept length of 257 is over"),
         (
             "drop={method: trade}",
-            "drop.method: want one of none, random_ltd, constant, tread, sequence_warmup, token_bypass, got 'trade'",
+            "drop.method: want one of none, random_ltd, constant, tread, sequence_warmup, layer_dropout,"
+            " token_bypass, got 'trade'",
         ),
         ("drop={method: constant, kept: 8, schedule: {kind: constant, kept: 9}}", "drop: method 'constant' keeps"),
         ("drop={schedule: {kind: constant, kept: 8}}", "drop: method is 'none', so this schedule would do nothing"),

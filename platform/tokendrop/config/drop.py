@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from tokendrop.config.layers import keys_by_span, naming
-from tokendrop.schedule.duration import Clock
+from tokendrop.schedule.duration import Clock, Duration
 from tokendrop.schedule.kept_length import Constant, Full, KeptByStep, Schedule
+from tokendrop.schedule.layer_dropout import DroppedSequences
 from tokendrop.schedule.routes import Counts, RouteSchedule, Span
 
 Layers = Literal["none", "first", "last", "first_and_last"] | tuple[int, ...]
@@ -143,6 +144,49 @@ class SequenceWarmup(DropMethod):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerDropout(LayerByLayer):
+    """Whole sequences pass layers by, at random (Zhang & He 2020, arXiv:2010.13369)."""
+
+    counts = "sequences"
+    method: Literal["layer_dropout"] = "layer_dropout"
+    full_length_layers: Layers = "none"
+    keep: float
+    """Share of the sequences that a layer runs on in the end, or would if it came after the last one; at least one."""
+    time_constant: Duration | None = None
+    """Of the way from 1 to that share, such as `1%`: after it 63% is done; null for that share from the start."""
+    by_depth: bool = True
+    """Whether layers drop in proportion to the layers before them, the first one nothing; else all alike."""
+    rescale: bool = True
+    """Whether what a layer adds is divided by the share of sequences that it runs on."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep: want a share above 0 and at most 1, got {self.keep:g}")
+        if self.time_constant is not None and not self.time_constant.amount:
+            raise ValueError("time_constant: want more than 0, or null for the final share from the start")
+        if self.by_layer or not isinstance(self.schedule, Full):
+            raise ValueError("method 'layer_dropout' goes by keep and time_constant; leave out schedule and by_layer")
+
+    @property
+    def usual(self) -> tuple[str, Schedule]:
+        return "drop.time_constant", self.schedule
+
+    def routes(self, layers: int, clock: Clock) -> tuple[RouteSchedule, ...]:
+        steps = None if self.time_constant is None else float(clock.steps(self.time_constant))
+
+        def kept(layer: int) -> DroppedSequences:
+            share = (1 - self.keep) * (layer / layers if self.by_depth else 1)
+            return DroppedSequences(sequences=clock.global_batch, share=share, time_constant=steps)
+
+        return tuple(RouteSchedule(span=span, kept=kept(span[0])) for span in self.spans(layers))
+
+    def selector(self) -> Any:
+        from tokendrop.method import WholeSequences
+
+        return WholeSequences(rescales=self.rescale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBypass(DropMethod):
     """The tokens of the least accumulated loss pass a span of layers by (Hou et al. 2022, arXiv:2203.13240)."""
 
@@ -191,7 +235,7 @@ class TokenBypass(DropMethod):
         )
 
 
-DropConfig = NoDropping | RandomLtd | ConstantDrop | Tread | SequenceWarmup | TokenBypass | DropMethod
+DropConfig = NoDropping | RandomLtd | ConstantDrop | Tread | SequenceWarmup | LayerDropout | TokenBypass | DropMethod
 """All methods; `DropMethod` stands for those of the user's own."""
 
 

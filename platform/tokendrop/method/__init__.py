@@ -12,6 +12,7 @@ from tokendrop.method.dropper import DroppedLayer, Dropping
 from tokendrop.method.route import DrawContext, HighestScore, Route, Selector, Uniform, routes_along
 from tokendrop.method.scores import TokenScores
 from tokendrop.method.tokens import combine_tokens, gather_tokens
+from tokendrop.method.whole_sequences import WholeSequences
 
 __all__ = [
     "DrawContext",
@@ -22,6 +23,7 @@ __all__ = [
     "Selector",
     "TokenScores",
     "Uniform",
+    "WholeSequences",
     "attach",
     "combine_tokens",
     "detach",

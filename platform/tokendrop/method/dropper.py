@@ -22,6 +22,7 @@ from tokendrop.method.side_inputs import (
     without_cache,
 )
 from tokendrop.method.tokens import combine_tokens, gather_tokens
+from tokendrop.method.whole_sequences import KeptSequences, WholeSequences
 
 # Dimensions: B micro batch, S sequence, K kept length, D width.
 
@@ -40,7 +41,7 @@ class Dropping:
         self.side_inputs = {**KNOWN_SIDE_INPUTS, **side_inputs}
         self._route_of = {layer: route for route in self.routes for layer in range(route.first, route.last + 1)}
         self._sequence_length = 0
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, Tensor | KeptSequences] = {}
         """By the first layer of each route that drops tokens."""
         self._rest: dict[int, tuple[Tensor, bool]] = {}
         """By the first layer of a route that tokens have left: what they rejoin, and whether gradients were wanted."""
@@ -100,9 +101,10 @@ class Dropping:
             places_B=None if places is None else torch.as_tensor(places),
             global_batch=global_batch,
         )
-        kept: dict[int, Tensor] = {}
+        kept: dict[int, Tensor | KeptSequences] = {}
         for selector, routes in groupby(self.routes, key=lambda route: route.select):
-            shorter = [(route, lengths[route.first]) for route in routes if lengths[route.first] != length]
+            everything = global_batch if isinstance(selector, WholeSequences) else length
+            shorter = [(route, lengths[route.first]) for route in routes if lengths[route.first] != everything]
             firsts, kepts = [route.first for route, _ in shorter], [kept for _, kept in shorter]
             drawn = selector.select(context, firsts, kepts) if shorter else []
             kept |= dict(zip(firsts, drawn, strict=True))
@@ -110,8 +112,8 @@ class Dropping:
         self._sequence_length, self._leading = length, leading(context.always_BS)
         self._use.renew()
 
-    def kept(self, layer: int) -> Tensor | None:
-        """Kept positions of a layer, int64 (B, K) ascending; None where it sees every token."""
+    def kept(self, layer: int) -> Tensor | KeptSequences | None:
+        """Kept positions of a layer, int64 (B, K) ascending, or kept sequences; None where it sees every token."""
         route = self._route_of.get(layer)
         return None if route is None else self._kept.get(route.first)
 
@@ -223,6 +225,8 @@ class DroppedLayer(nn.Module):
         kept_BK = dropping.kept(number)
         if kept_BK is None:
             return super().__call__(hidden_BSD, **sides)
+        if isinstance(kept_BK, KeptSequences):
+            return kept_BK.run(super().__call__, hidden_BSD, sides, dropping.side_inputs)
         hidden_BKD = dropping.leave(number, hidden_BSD, kept_BK)
         out = super().__call__(hidden_BKD, **dropping.side_inputs_of(self, sides, kept_BK))
         if isinstance(out, tuple):

@@ -43,7 +43,7 @@ class Selector(Protocol):
             layers: the first layer of each route, which tells its draw from the others'.
             kept_lengths: tokens that stay in each, 1..sequence_length.
         Returns:
-            For each route the kept positions, int64 (B, K), ascending along K.
+            For each route the kept positions, int64 (B, K), ascending along K. `WholeSequences` alone has other ones.
         """
         ...
 
