@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from tokendrop.train.worker import build_engine
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "jobs" / "examples" / "every_other_layer.yaml"
+TASK = ROOT / "jobs" / "examples" / "right_to_left.yaml"
 
 
 @pytest.fixture
@@ -35,6 +37,25 @@ def test_a_job_drops_by_a_method_that_is_a_file(tmp_path: Path) -> None:
     again = tmp_path / "job.yaml"
     again.write_text(dump_job(config))
     assert load_job(again) == config
+
+
+@pytest.mark.usefixtures("at_root")
+def test_a_job_trains_by_a_task_that_is_a_file(tmp_path: Path) -> None:
+    config = load_job(TASK)
+    rows_BT = np.arange(12).reshape(2, 6)
+    batch = config.task.build(config).batch(np.arange(2), rows_BT, 0)
+    assert batch.inputs()["input_ids_BS"].tolist() == [[5, 4, 3, 2, 1], [11, 10, 9, 8, 7]]
+    assert batch.inputs()["labels_BS"].tolist() == [[4, 3, 2, 1, 0], [10, 9, 8, 7, 6]]
+    again = tmp_path / "job.yaml"
+    again.write_text(dump_job(config))
+    assert load_job(again) == config
+
+
+def test_a_task_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match=r"task\.kind: no file none\.py in "):
+        load_job(TASK, ["task.kind=none.py:Task"])
+    with pytest.raises(UserError, match=r"task\.kind: want one of causal_lm, got 'causal_ln'; did you mean"):
+        load_job(TASK, ["task={kind: causal_ln}"])
 
 
 def test_a_method_may_be_in_a_module_that_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,22 @@ def test_a_method_of_the_users_own_that_is_not_uploaded_is_refused(folder: Path)
             preflight.check_job_files("jobs/own.yaml", config, upload)
 
 
+def test_a_task_of_the_users_own_is_held_to_the_same(folder: Path):
+    for name, said in (
+        ("jobs/task.py", None),
+        ("ignored/task.py", r"^task\.kind: .*ignored/task\.py is left out of the upload"),
+        (f"{folder}/jobs/task.py", r"^task\.kind: .*jobs/task\.py: want a path from --working-dir on"),
+    ):
+        (folder / name).write_text((ROOT / "jobs/examples/right_to_left.py").read_text())
+        (folder / "jobs" / "own.yaml").write_text(yaml.safe_dump({**JOB, "task": {"kind": f"{name}:RightToLeft"}}))
+        config, upload = load_job("jobs/own.yaml"), preflight.list_upload(".")
+        if said is None:
+            preflight.check_job_files("jobs/own.yaml", config, upload)
+            continue
+        with pytest.raises(UserError, match=said):
+            preflight.check_job_files("jobs/own.yaml", config, upload)
+
+
 def test_an_upload_over_rays_limit_is_refused_by_the_names_of_what_is_large(folder: Path):
     write_file(folder / "old" / "models" / "a.bin", 40 * MIB)
     preflight.check_size(preflight.list_upload("."))

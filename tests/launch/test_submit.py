@@ -35,9 +35,10 @@ def test_ray_job_submit_needs_nothing_but_the_dependencies(head: Head):
 @pytest.mark.ray
 @pytest.mark.long
 def test_files_of_the_users_own_travel_with_the_working_folder(head: Head):
-    (head.folder / "every_other_layer.py").write_text((EXAMPLES / "every_other_layer.py").read_text())
+    for name in ("every_other_layer", "right_to_left"):
+        (head.folder / f"{name}.py").write_text((EXAMPLES / f"{name}.py").read_text())
     drop = "drop={method: every_other_layer.py:EveryOtherLayer, schedule: {kind: constant, kept: 8}}"
-    train = ["train", "jobs/tiny.yaml", "name=own", drop, "model.layers=4"]
+    train = ["train", "jobs/tiny.yaml", "name=own", drop, "task.kind=right_to_left.py:RightToLeft", "model.layers=4"]
     done = head.run(
         *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.address),
         *("--working-dir", ".", "--", "python", "jobs/run.py", *train),
@@ -47,6 +48,7 @@ def test_files_of_the_users_own_travel_with_the_working_folder(head: Head):
     assert done.returncode == 0, done.stdout + done.stderr
     (job,) = head.results.glob("runs/own-*/job.yaml")
     assert "every_other_layer.py:EveryOtherLayer" in job.read_text()
+    assert "right_to_left.py:RightToLeft" in job.read_text()
 
 
 def test_a_python_without_the_dependencies_is_told_what_to_do():
