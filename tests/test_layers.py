@@ -77,6 +77,7 @@ FOREIGN = {
     "launch/memory.py": {"psutil"},
     "launch/preflight.py": {"pathspec"},
     "output": {"rich"},
+    "cli/completion.py": {"shtab"},
     "cli/prepare.py": {"ray"},
     "cli/train.py": {"ray"},
 }

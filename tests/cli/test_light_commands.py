@@ -42,6 +42,7 @@ GIVEN = {
     "submit": [JOB],
     "sync": ["run"],
     "data show": ["shards", "--sample", "0"],
+    "completion": ["bash"],
     "data audit": ["run"],
     "data stats": ["run"],
     "data verify": ["run"],

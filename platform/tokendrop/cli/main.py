@@ -19,6 +19,7 @@ from tokendrop.cli import (
     bench,
     cluster,
     compare,
+    completion,
     data,
     evaluate,
     export,
@@ -48,6 +49,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     sync.COMMAND,
     bench.GROUP,
     data.GROUP,
+    completion.COMMAND,
 )
 
 
