@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -163,13 +163,6 @@ def left_behind(environment: dict[str, str]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def soon(what: Callable[[], bool], name: str) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline, name
-        time.sleep(1)
-
-
 def test_a_run_under_fire_ends_with_the_weights_of_one_in_peace(tmp_path, environment, tracking, kills, chance, tally):
     job = job_of(tmp_path, steps=120 + 120 * kills, uri=tracking.uri)
     config = load_job(job)
@@ -203,5 +196,7 @@ def test_a_run_under_fire_ends_with_the_weights_of_one_in_peace(tmp_path, enviro
     np.testing.assert_allclose(*losses, rtol=1e-10)
     for key, value in weights(config, expected).items():
         torch.testing.assert_close(weights(config, run)[key], value, rtol=1e-10, atol=1e-10)
-    soon(lambda: set(left_behind(environment)["actors"]) <= OF_RAY_DATA, "actors were left behind")
-    assert left_behind(environment)["groups"] == []
+    deadline = time.monotonic() + 60
+    while (left := left_behind(environment))["groups"] or not OF_RAY_DATA.issuperset(left["actors"]):
+        assert time.monotonic() < deadline, left
+        time.sleep(1)
