@@ -104,8 +104,10 @@ LONG = ("model.sequence_length=1e9", "train.length=1e18 steps")
 
 @pytest.mark.parametrize("schedule", ["kind: linear, until: 100%", "kind: mslg, every: 1 steps"])
 def test_more_kept_lengths_than_can_be_laid_out_are_refused(job: Path, schedule: str) -> None:
-    why = planned(job, *LONG, f"drop.schedule={{{schedule}, start: 1, increment: 1}}")
-    assert why == f"{job}: drop.schedule: want at most 50,000 kept lengths in a run; want larger jumps, or fewer"
+    why = planned(job, *LONG, f"drop.schedule={{{schedule}, start: 1, increment: 1}}") or ""
+    assert why.startswith(
+        f"{job}: drop.schedule: want at most 50,000 changes in a run of what layers keep; want larger"
+    )
 
 
 @pytest.mark.parametrize(

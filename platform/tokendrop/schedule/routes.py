@@ -56,4 +56,7 @@ def stages(schedules: Sequence[KeptByStep], steps: int) -> Iterator[tuple[int, i
 def check_countable(schedules: Sequence[KeptByStep], steps: int) -> None:
     """Raises ValueError where a run would have more stages than can be laid out in some seconds."""
     if sum(1 for _ in islice(stages(schedules, steps), _MOST_SEGMENTS + 1)) > _MOST_SEGMENTS:
-        raise ValueError(f"want at most {_MOST_SEGMENTS:,} kept lengths in a run; want larger jumps, or fewer")
+        raise ValueError(
+            f"want at most {_MOST_SEGMENTS:,} changes in a run of what layers keep; want larger jumps, or where whole"
+            " sequences are dropped, a smaller global batch"
+        )
