@@ -256,5 +256,9 @@ def test_storage_that_can_not_be_read_just_now_says_nothing_of_a_checkpoint(
             checkpoints.load(new_engine(experiment()), saved[-1])
         with pytest.raises(OSError, match="Stale file handle"):
             newest_whole(run / "checkpoints")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", away)
+        with pytest.raises(OSError, match="Stale file handle"):
+            checkpoints.load(new_engine(experiment()), saved[-1])
     assert checkpoints.newest() == newest_whole(run / "checkpoints") == saved[-1]
     assert committed(run / "checkpoints") == saved

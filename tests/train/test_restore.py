@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 
 from groups import go_by, together
-from mutations import flip_bit, seal_again
+from mutations import flip_bit
 from reads import counted_reads
 from sharing import HAS_DEEPSPEED, job
 from tiny import Rows, assert_same
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
 from tokendrop.train.checkpoint import Checkpoints, SetAsideError
-from tokendrop.train.checkpoint_index import committed, committed_step, read_meta, step_name, write_meta
+from tokendrop.train.checkpoint_index import committed, committed_step, step_name, write_meta
 from tokendrop.train.engine import Engine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.worker import build_engine
@@ -149,24 +149,6 @@ def test_damage_that_one_rank_reads_is_known_to_all_and_the_checkpoint_before_co
     for strategy in STRATEGIES:
         assert [path.name for path in committed(tmp_path / strategy)] == [step_name(3)]
         assert (tmp_path / strategy / f"{step_name(6)}.damaged").is_dir()
-
-
-def test_checkpoints_without_checksums_of_their_parts_are_read_whole_first(tmp_path: Path) -> None:
-    """As an older tokendrop wrote them."""
-    save(engine_of(job("ddp", "fp32")), tmp_path)
-    (checkpoint,) = committed(tmp_path)
-    expected = state_of(tmp_path)
-    index = json.loads((checkpoint / "index.json").read_text())
-    for tensor in index.values():
-        for part in tensor["parts"]:
-            del part["crc32"]
-    (checkpoint / "index.json").write_text(json.dumps(index))
-    seal_again(checkpoint, step=STEP)
-    assert read_meta(checkpoint)["step"] == STEP
-    assert_same(state_of(tmp_path), expected)
-    flip_bit(checkpoint / "__0_0.distcp", 0.4)
-    with pytest.raises(DamagedDataError, match=r"__0_0\.distcp: damaged"):
-        state_of(tmp_path)
 
 
 def test_ranks_go_on_from_what_rank_0_sees_whatever_their_own_view_of_the_storage(tmp_path: Path) -> None:

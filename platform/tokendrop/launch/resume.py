@@ -14,8 +14,8 @@ from tokendrop.launch.results import with_absolute_paths
 from tokendrop.secrets import redact
 from tokendrop.track.mlflow import flat
 from tokendrop.track.run_folder import CHECKPOINTS, check_model, open_run_folder
-from tokendrop.train.checkpoint_index import committed, newest_whole, read_meta, set_aside
-from tokendrop.train.storage import check_safe
+from tokendrop.train.checkpoint_index import committed, newest_whole, set_aside
+from tokendrop.train.storage import read_index
 
 # What a run that goes on may have anew: where and how it runs, is saved, tracked and evaluated, and how long it is;
 # keys, and branches with all their keys. What is left out decides what is trained.
@@ -34,7 +34,7 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
     """Check that this job can go on from the checkpoints of `run`, as what it was; damaged ones are set aside.
 
     Raises:
-        UserError: something that decides what is trained is another, or the checkpoint holds more than data.
+        UserError: something that decides what is trained is another, or the checkpoint does not hold tensors.
         DamagedDataError: what describes the run is damaged, or all of its checkpoints are.
     """
     begun, _ = open_run_folder(run)
@@ -42,8 +42,7 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
     if checkpoint is None:
         return
     check_model(checkpoint, config)
-    check_safe(checkpoint)
-    step, steps = read_meta(checkpoint)["step"], config.plan.steps
+    step, steps = read_index(checkpoint).meta["step"], config.plan.steps
     if step > steps:
         raise UserError(f"train.length: {run} is at step {step}, this job ends at {steps}; want a longer one")
     check_own_files(config, run)

@@ -30,9 +30,8 @@ class Checkpoints:
     """The checkpoints of one run, written in the background by torch.distributed.checkpoint.
 
     Only what does not depend on the world size is saved: weights, optimizer state, the step, and the running scores of
-    a method that has some. Schedules, data
-    order and drops are functions of the step. A folder without its final name was never committed; of one with it,
-    every file has its checksum in meta.json.
+    a method that has some. Schedules, data order and drops are functions of the step. A folder without its final name
+    was never committed; of one with it, every file has its checksum in meta.json.
     """
 
     def __init__(self, folder: Path, *, keep: int, meta: Mapping[str, Any], scores: TokenScores | None = None) -> None:

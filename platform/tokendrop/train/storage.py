@@ -9,10 +9,9 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemWriter, SavePlan, SavePlanner
@@ -25,11 +24,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
-from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.train.checkpoint_index import check_whole, read_meta, write_meta
-from tokendrop.train.sealed import file_sha256, write_synced
+from tokendrop.train.checkpoint_index import read_meta, write_meta
+from tokendrop.train.sealed import NO_FILE, file_sha256, write_synced
 
 INDEX = "index.json"
 _CHUNK_BYTES = 2**20
@@ -37,12 +35,12 @@ _CHUNK_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a part of a tensor lies, and the CRC-32 of its bytes; None where an older tokendrop wrote none."""
+    """Where a part of a tensor lies, and the CRC-32 of its bytes."""
 
     file: str
     offset: int
     length: int
-    crc32: int | None
+    crc32: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +118,12 @@ class CheckpointIndex:
 def read_index(checkpoint: Path) -> CheckpointIndex:
     """Read a checkpoint's meta.json and index.json, each compared with its checksum.
 
-    The parts of tensors are compared with theirs when they are read. An older index has none: then all files are read
-    here.
+    The parts of tensors are compared with theirs when they are read.
 
     Raises:
         UserError: the index does not describe tensors in the checkpoint's own files.
-        DamagedDataError: one of the two is damaged, or a file of the older checkpoint.
+        DamagedDataError: one of the two is damaged.
+        OSError: storage that can't be read just now, which says nothing of the checkpoint.
     """
     meta = read_meta(checkpoint)
     files = meta["files"]
@@ -137,6 +135,8 @@ def read_index(checkpoint: Path) -> CheckpointIndex:
             raise DamagedDataError(f"{checkpoint / INDEX}: damaged; its checksum is not the one in meta.json")
         metadata = _metadata(json.loads(content.decode()), files)
     except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
         raise DamagedDataError(f"{checkpoint / INDEX}: can't be read ({error.strerror})") from None
     except DamagedDataError:
         raise
@@ -145,8 +145,6 @@ def read_index(checkpoint: Path) -> CheckpointIndex:
         raise UserError(
             f"{checkpoint / INDEX}: want an index of tensors in the files of {checkpoint.name} ({reason})"
         ) from None
-    if any(place.crc32 is None for place in metadata.storage_data.values()):
-        check_whole(checkpoint)
     return CheckpointIndex(meta=meta, metadata=metadata)
 
 
@@ -161,47 +159,10 @@ def read_part(checkpoint: Path, place: Place) -> bytes:
     with path.open("rb") as file:
         file.seek(place.offset)
         content = file.read(place.length)
-    if len(content) != place.length or (place.crc32 is not None and zlib.crc32(content) != place.crc32):
+    if len(content) != place.length or zlib.crc32(content) != place.crc32:
         at = f"bytes {place.offset} to {place.offset + place.length}"
         raise DamagedDataError(f"{path}: damaged; the checksum of its {at} is not the one in {INDEX}")
     return content
-
-
-def check_safe(checkpoint: Path) -> None:
-    """Raises UserError where a part of a checkpoint is more than a tensor: reading it could run code."""
-    for place in read_index(checkpoint).metadata.storage_data.values():
-        path = checkpoint / place.file
-        try:
-            with path.open("rb") as file:
-                names = get_unsafe_globals_in_checkpoint(BufferedReader(_PartOfFile(file, place)))
-        except Exception as error:  # whatever a pickle that was made up brings torch to raise
-            raise UserError(f"{path}: this part of a checkpoint is no tensor ({error})") from None
-        if names:
-            raise UserError(f"{path}: this part of a checkpoint is no tensor, reading it would run {names[0]}")
-
-
-class _PartOfFile(RawIOBase):
-    """A part as a file of its own, of which no more is read than is asked for."""
-
-    def __init__(self, file: BinaryIO, place: Place) -> None:
-        self.file, self.place, self.at = file, place, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        self.at = offset + {SEEK_SET: 0, SEEK_CUR: self.at, SEEK_END: self.place.length}[whence]
-        return self.at
-
-    def readinto(self, buffer: Any) -> int:
-        self.file.seek(self.place.offset + self.at)
-        content = self.file.read(max(0, min(len(buffer), self.place.length - self.at)))
-        buffer[: len(content)] = content
-        self.at += len(content)
-        return len(content)
 
 
 def _written(path: Path, ends: Mapping[int, int]) -> Written:
@@ -226,20 +187,18 @@ def _chunks(file: Any, size: int) -> Iterator[bytes]:
 def _index(metadata: Metadata, results: Sequence[WriteResult], files: Mapping[str, Written]) -> dict[str, Any]:
     """Tensor by name: its dtype and shape, and where its parts lie."""
     tensors: dict[str, Any] = {}
+    shapes: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for name, tensor in metadata.state_dict_metadata.items():
         assert isinstance(tensor, TensorStorageMetadata), f"{name}: tensors alone are saved"
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
-        shapes = {tuple(chunk.offsets): list(chunk.sizes) for chunk in tensor.chunks}
+        shapes |= {(name, tuple(chunk.offsets)): list(chunk.sizes) for chunk in tensor.chunks}
         tensors[name] = {"dtype": dtype, "shape": list(tensor.size), "parts": []}
-        tensors[name]["shapes"] = shapes
     for result in results:
-        tensor, place = tensors[result.index.fqn], result.storage_data
+        name, place = result.index.fqn, result.storage_data
         offsets = tuple(result.index.offset or ())
         crc32 = files[place.relative_path].crc32s[place.offset]
         at = {"file": place.relative_path, "offset": place.offset, "length": place.length, "crc32": crc32}
-        tensor["parts"].append({"at": list(offsets), "shape": tensor["shapes"][offsets], **at})
-    for tensor in tensors.values():
-        del tensor["shapes"]
+        tensors[name]["parts"].append({"at": list(offsets), "shape": shapes[name, offsets], **at})
     return tensors
 
 
@@ -257,7 +216,7 @@ def _metadata(tensors: Any, files: Mapping[str, Any]) -> Metadata:
                 raise ValueError(f"{part['file']!r} is not one of them")
             chunk = ChunkStorageMetadata(torch.Size(part["at"]), torch.Size(part["shape"]))
             offset, length = int(part["offset"]), int(part["length"])
-            place = Place(file=part["file"], offset=offset, length=length, crc32=part.get("crc32"))
+            place = Place(file=part["file"], offset=offset, length=length, crc32=int(part["crc32"]))
             if min(place.offset, place.length, *chunk.offsets, *chunk.sizes) < 0:
                 raise ValueError(f"a part of {name} has a size below 0")
             if offset + length > files[place.file]["bytes"]:
