@@ -126,6 +126,14 @@ def test_more_tokens_that_always_stay_than_are_kept_are_refused(select: Uniform 
         draw(dropping, 2, always=[0, 1, 5], scores=torch.zeros(BATCH, TOKENS))
 
 
+@pytest.mark.parametrize("select", [Uniform(), HighestScore()])
+@pytest.mark.parametrize("kept", [0, TOKENS + 1])
+def test_kept_lengths_that_no_sequence_has_are_refused(select: Uniform | HighestScore, kept: int) -> None:
+    dropping = attach(gpt(), seed=1, routes=[Route(first=1, last=1, select=select)])
+    with pytest.raises(ValueError, match=rf"want kept lengths in 1\.\.{TOKENS}, got \[{kept}\]"):
+        draw(dropping, kept, scores=torch.zeros(BATCH, TOKENS))
+
+
 @given(st.lists(st.integers(-3, 3), min_size=TOKENS, max_size=TOKENS), st.integers(1, TOKENS - 1))
 def test_the_highest_scores_stay_and_equal_ones_are_drawn_by_their_hashes(scores: list[int], kept: int) -> None:
     select = HighestScore()

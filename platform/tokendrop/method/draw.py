@@ -43,11 +43,9 @@ def draw_positions(
         ValueError: a kept length lies outside its range, or is less than the tokens that always stay.
     Source: Yao et al. 2022, arXiv:2211.11586, section 3.1.
     """
-    if not all(0 < kept <= sequence_length for kept in kept_lengths):
-        raise ValueError(f"want kept lengths in 1..{sequence_length}, got {list(kept_lengths)}")
+    check_lengths(kept_lengths, sequence_length, always_BS)
     if not layers:
         return []
-    check_room(always_BS, kept_lengths)
     hash_LBS = position_hashes(
         seed=seed,
         step=step,
@@ -106,8 +104,10 @@ def draw_places(*, seed: int, step: int, layers: tuple[int, ...], kept: tuple[in
     return rank_LG < torch.tensor(kept)[:, None]
 
 
-def check_room(always_BS: Tensor | None, kept_lengths: Sequence[int]) -> None:
-    """Raises ValueError where more tokens always stay than are kept."""
+def check_lengths(kept_lengths: Sequence[int], sequence_length: int, always_BS: Tensor | None) -> None:
+    """Raises ValueError where a kept length is not in 1..sequence_length, or more tokens always stay than are kept."""
+    if not all(0 < kept <= sequence_length for kept in kept_lengths):
+        raise ValueError(f"want kept lengths in 1..{sequence_length}, got {list(kept_lengths)}")
     if always_BS is not None and (most := int(always_BS.sum(1).max())) > min(kept_lengths):
         raise ValueError(f"want kept lengths of at least {most}, the tokens that always stay; got {list(kept_lengths)}")
 

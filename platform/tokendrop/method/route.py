@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tokendrop.method.draw import check_room, draw_positions, position_hashes
+from tokendrop.method.draw import check_lengths, draw_positions, position_hashes
 
 # Dimensions: B micro batch, S sequence, K kept length.
 
@@ -72,7 +72,7 @@ class HighestScore:
     def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
         if draw.scores_BS is None:
             raise ValueError("draw: routes that keep the highest scores want scores_BS, one of each token")
-        check_room(draw.always_BS, kept_lengths)
+        check_lengths(kept_lengths, draw.sequence_length, draw.always_BS)
         scores_BS = draw.scores_BS.to(draw.device)
         if draw.always_BS is not None:
             scores_BS = scores_BS.masked_fill(draw.always_BS.to(draw.device), torch.inf)
