@@ -80,10 +80,22 @@ def test_training_follows_rows_as_they_are_committed_and_hears_of_a_failure(tmp_
         assert rows.tolist() == expected[1][[position]].tolist()
         assert len(growing) >= 40 - position // 8 * 8 - 8  # it did not wait for more than its window
     (folder / FAILED).write_text("the corpus is gone")
+    grows.sleep = lambda _: None
     with pytest.raises(UserError, match="the corpus is gone"):
         samples.at(np.array([40]))
     with pytest.raises(NotPreparedError):
         samples.order.sample_ids(np.array([40]), samples.rows.committed)
+
+
+def test_rows_that_were_committed_before_a_failure_are_read(tmp_path):
+    files = numbered_rows(40)
+    writer = open_writer(tmp_path, files, rows_per_shard=4)
+    samples = MappedSamples(Rows(tmp_path, "train"), sample_order(data_config(shuffle_rows=8), seed=1))
+    for block in blocks(files, writer, block=1):
+        writer.add(block)
+    (tmp_path / FAILED).write_text("the corpus is gone")
+    ids, _ = samples.at(np.arange(8))
+    assert sorted(ids.tolist()) == [*range(8)]
 
 
 def test_a_manifest_reads_back_as_it_was_written(tmp_path):

@@ -158,14 +158,15 @@ class MappedSamples:
         self._block, self._ids, self._places = block, ids, self.rows.places(ids)
 
     def _wait_for(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        failure: str | None = None
         while True:
             try:
                 return self.order.sample_ids(positions, self.rows.committed)
             except NotPreparedError:
-                if failure := noted_failure(self.rows.folder):
+                if failure:  # the rows may have been committed before it
                     raise UserError(failure) from None
                 time.sleep(_POLL_S)
-                self._block = -1
+                failure = noted_failure(self.rows.folder)
                 self.rows.refresh()
 
 
