@@ -1,6 +1,7 @@
 """What people and scripts see: results on standard output; a log, and how far work has come, on standard error."""
 
 import json
+import math
 import os
 import sys
 import threading
@@ -39,12 +40,20 @@ def results() -> TextIO:
 
 
 def print_json(result: Mapping[str, Any], *, is_corpus: bool = False) -> None:
-    """One JSON object on standard output.
+    """One JSON object on standard output; null for a number that is not finite, which JSON can't say.
 
     Args:
         is_corpus: whether it holds text of a corpus, which is shown as it is.
     """
-    print(json.dumps(result if is_corpus else redact_all(result), indent=1), file=results())
+    print(json.dumps(_finite(result if is_corpus else redact_all(result)), indent=1), file=results())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_text(text: str, *, is_corpus: bool = False) -> None:
