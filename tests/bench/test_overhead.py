@@ -43,6 +43,12 @@ def test_trainers_go_on_in_their_turns_alone(tmp_path: Path, monkeypatch: pytest
     assert turns == ["a", "b", "a"]  # every other round runs backwards
 
 
+def test_a_step_that_is_longer_than_a_turn_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "_TURN_S", STEP_S / 4)
+    with overhead._trainer(command(tmp_path / "slow"), tmp_path / "slow") as slow:
+        assert slow.turn() == pytest.approx(1 / STEP_S)
+
+
 def test_one_that_ends_by_itself_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(overhead.subprocess.CalledProcessError), overhead._trainer(["/bin/false"], tmp_path):
         pass

@@ -75,10 +75,12 @@ class _Trainer:
     def turn(self) -> float:
         """Steps per second."""
         begun = time.time()
+        took: list[float] = []
         self.each(psutil.Process.resume)
-        time.sleep(_TURN_S)
+        while not took and self.process.poll() is None:  # a step may take longer than a turn
+            time.sleep(_TURN_S)
+            took = [seconds for ended, seconds in self._steps() if ended - seconds > begun]
         self.each(psutil.Process.suspend)
-        took = [seconds for ended, seconds in self._steps() if ended - seconds > begun]
         self.turns += took
         return len(took) / sum(took)
 
