@@ -68,7 +68,10 @@ def test_what_describes_a_run_is_read_back_and_is_for_people_too(described) -> N
     assert tokenizer_of(described) == described / "tokenizer.json"
     assert (described / JOB).read_text().startswith("name: tiny\n")
     assert (described / DATA).read_text().startswith(f"{data}\n")
-    assert len(json.loads((described / PLAN).read_text())["segments"]) == len(config.plan.segments)
+    plan = json.loads((described / PLAN).read_text())
+    assert len(plan["segments"]) == len(config.plan.segments)
+    assert "spans" in plan["routes"]
+    assert "routes" not in plan["segments"][0]
 
 
 @given(mutations())

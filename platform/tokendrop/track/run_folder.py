@@ -90,15 +90,18 @@ def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
     """Write down the resolved job, its plan, the environment and where the token shards are.
 
     The tokenizer is copied: a model is of use without its corpus, but not without its vocabulary; and so is the file of
-    a method or task of the user's own. Each file is written
-    whole, and has its checksum in it; the tokenizer has it beside the place of the token shards.
+    a method or task of the user's own. Each file is written whole, and has its checksum in it; the tokenizer has it
+    beside the place of the token shards.
     """
     atomic_write(folder / JOB, seal_text(dump_job(config)).encode())
     for branch, name in ((config.drop, config.drop.method), (config.task, config.task.kind)):
         if copy := plugin.copy_of(name, folder):
             copy.parent.mkdir(exist_ok=True)
             atomic_write(copy, Path(inspect.getfile(type(branch))).read_bytes())
-    atomic_write(folder / PLAN, seal_json(asdict(config.plan)).encode())
+    plan = asdict(config.plan)
+    for segment in plan["segments"]:
+        del segment["routes"]  # those of the plan
+    atomic_write(folder / PLAN, seal_json(plan).encode())
     describe_driver(folder / ENVIRONMENT)
     tokenizer = (data / TOKENIZER).read_bytes()
     atomic_write(folder / TOKENIZER, tokenizer)
