@@ -159,9 +159,10 @@ def test_a_name_that_only_lm_eval_knows_is_found_beside_ours():
 
 
 @pytest.mark.usefixtures("_own_tasks_read_once")
-def test_a_group_of_task_files_is_averaged(tiny_run: Path, documents: Path):
+@pytest.mark.parametrize("group", ["both", '"both"'])
+def test_a_group_of_task_files_is_averaged(tiny_run: Path, documents: Path, group: str):
     (documents / "both.yaml").write_text(
-        "group: both\ntask: [tiny_choices, tiny_last_word]\n"
+        f"group: {group}\ntask: [tiny_choices, tiny_last_word]\n"
         "aggregate_metric_list: [{metric: acc, aggregation: mean, weight_by_size: true}]\n"
     )
 

@@ -74,7 +74,7 @@ def find_tasks(tasks: Sequence[str], include: Path | None) -> tuple[Tasks, list[
 
 def group_name(file: Path) -> str | None:
     """The name in a task file that lists other tasks; None in one that is a task itself."""
-    found = re.search(r"^group: *(\S+)", file.read_text(errors="replace"), re.MULTILINE)
+    found = re.search(r"^group: *[\"']?([^\s\"']+)", file.read_text(errors="replace"), re.MULTILINE)
     return found[1] if found else None
 
 
