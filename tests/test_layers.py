@@ -64,7 +64,7 @@ FOREIGN = {
     "bench/overhead.py": {"psutil"},
     "bench/peers.py": {"datasets", "pyarrow", "ray", "streaming"},
     "bench/picture.py": {"matplotlib"},
-    "bench/preparation.py": {"pyarrow"},
+    "bench/preparation.py": {"psutil", "pyarrow"},
     "bench/reading.py": {"pyarrow"},
     "elastic": {"ray", "torch"},
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},

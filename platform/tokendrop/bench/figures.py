@@ -3,11 +3,12 @@
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+
+from tokendrop.train.device import describe_device, pick_device
 
 
 def interleave(
@@ -46,14 +47,8 @@ def bench_result(name: str, figures: Mapping[str, Any], command: str) -> dict[st
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _cpu_name(),
+        "device": describe_device(pick_device())["name"],
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

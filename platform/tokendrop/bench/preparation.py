@@ -7,11 +7,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 
 from tokendrop.config.experiment import ExperimentConfig
@@ -73,10 +75,10 @@ def run(what: str, job: Path) -> float:
 
 def peak_memory(job: Path) -> int:
     """Bytes that preparation holds at most: the driver, its Ray and all workers, shared pages counted once."""
-    with subprocess.Popen(_command("prepare", job), stdout=subprocess.DEVNULL) as process:
+    with psutil.Popen(_command("prepare", job), stdout=subprocess.DEVNULL) as process:
         peak = 0
         while process.poll() is None:
-            peak = max(peak, sum(map(_pss, _tree(process.pid))))
+            peak = max(peak, _memory(process))
             time.sleep(_SAMPLE_S)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, process.args)
@@ -87,28 +89,13 @@ def _command(what: str, job: Path) -> list[str]:
     return [sys.executable, "-m", "tokendrop.bench.preparation", what, str(job)]
 
 
-def _tree(root: int) -> list[int]:
-    """A process and everything below it."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = path.read_text().rpartition(")")[2].split()[1]
-        except OSError:  # it has ended
-            continue
-        children.setdefault(int(parent), []).append(int(path.parent.name))
-    found = [root]
-    for process in found:
-        found += children.get(process, [])
+def _memory(root: psutil.Popen) -> int:
+    """Bytes of a process and everything below it; a page that several of them share counts for each in part."""
+    found = 0
+    for one in [root, *root.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has ended
+            found += one.memory_full_info().pss
     return found
-
-
-def _pss(process: int) -> int:
-    """Proportional set size in bytes: a page that several processes share counts for each in part."""
-    try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
 def _texts(config: ExperimentConfig) -> Iterator[str]:

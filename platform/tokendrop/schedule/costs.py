@@ -30,25 +30,15 @@ class ModelShape:
         """Those of the layers alone."""
         return self.layers * (4 * self.width**2 + 2 * self.width * self.mlp_width)
 
-    def layer_tokens(self, *, kept: int, dropped_layers: int) -> int:
-        """Layer tokens of one sequence; a layer token is one token passing through one layer.
-
-        Args:
-            kept: kept length, tokens; 0 < kept <= sequence_length.
-            dropped_layers: layers that see only the kept tokens.
-        Raises:
-            ValueError: an argument lies outside its range.
-        Source: Yao et al. 2022, arXiv:2211.11586, appendix C: 2 s + (l - 2) b_t.
-        """
-        self._check(kept, dropped_layers)
-        return (self.layers - dropped_layers) * self.sequence_length + dropped_layers * kept
-
     def flops(self, *, kept: int, dropped_layers: int) -> int:
         """Matrix-multiplication FLOPs to train on one sequence: forward, and twice that backward.
 
         Counts what is computed: causal attention over half of the pairs, the head over every token that reaches it.
         """
-        self._check(kept, dropped_layers)
+        if not 0 < kept <= self.sequence_length:
+            raise ValueError(f"want a kept length in 1..{self.sequence_length}, got {kept}")
+        if not 0 <= dropped_layers <= self.layers:
+            raise ValueError(f"want 0..{self.layers} dropped layers, got {dropped_layers}")
         work = [(self.layers - dropped_layers, 1, self.sequence_length), (dropped_layers, 1, kept)]
         return self.flops_of(work, sequences=1, head_tokens=kept if self.head_drops else self.sequence_length)
 
@@ -61,9 +51,3 @@ class ModelShape:
         weights = 4 * self.width**2 + 2 * self.width * self.mlp_width
         pairs = tokens * (tokens + 1) // 2 if self.causal else tokens**2
         return 2 * tokens * weights + 4 * pairs * self.width
-
-    def _check(self, kept: int, dropped_layers: int) -> None:
-        if not 0 < kept <= self.sequence_length:
-            raise ValueError(f"want a kept length in 1..{self.sequence_length}, got {kept}")
-        if not 0 <= dropped_layers <= self.layers:
-            raise ValueError(f"want 0..{self.layers} dropped layers, got {dropped_layers}")

@@ -1,27 +1,14 @@
 """Loss on held-out rows: the same number in training and in `tokendrop evaluate`."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from tokendrop.models.batch import Batch
+from tokendrop.train.engine import Engine
 
 
-class Evaluates(Protocol):
-    """What of an engine is needed here."""
-
-    def evaluate(self, batch: Batch) -> Tensor:
-        """The mean loss with no token dropped."""
-        ...
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over the workers."""
-        ...
-
-
-def held_out_mean(engine: Evaluates, batches: Iterable[tuple[Batch, int]]) -> float:
+def held_out_mean(engine: Engine, batches: Iterable[tuple[Batch, int]]) -> float:
     """Mean loss over all workers' rows, each batch weighted by how many of its rows count.
 
     Sums are in float64, so that how rows are split into batches and shared out does not show.
