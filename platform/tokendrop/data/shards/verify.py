@@ -39,7 +39,7 @@ class Verification:
 
 
 def verify(folder: Path, *, progress: Progress = lambda done, size: None) -> Verification:
-    """Read every committed shard and the tokenizer, and compare them with the checksums of files and rows.
+    """Compare every committed shard and the tokenizer with their checksums; those of rows tell where a shard differs.
 
     Args:
         progress: told the bytes read and those that there are.
@@ -52,7 +52,7 @@ def verify(folder: Path, *, progress: Progress = lambda done, size: None) -> Ver
     if what := difference(folder / TOKENIZER, manifest.header.tokenizer_sha256):
         wrong.append(Damage(file=TOKENIZER, what=what))
     done = 0
-    # sha256 and xxh3 let other threads run
+    # sha256 lets other threads run
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         check = partial(_damage, folder, row_length=manifest.header.row_length)
         for shard, what in zip(shards, pool.map(check, shards), strict=True):
@@ -75,15 +75,14 @@ def _damage(folder: Path, shard: ShardFile, *, row_length: int) -> str:
     """What is wrong with a shard; empty when nothing is."""
     path = folder / shard.file
     what = difference(path, shard.sha256, size=shard.bytes)
-    if what and what != DIFFERS:
+    if what != DIFFERS:
         return what
     try:
         rows_NT, checks_N = map_shard(path, (shard.rows, row_length))
     except DamagedDataError:
-        return "; ".join(filter(None, [what, "no rows can be read from it"]))
+        return f"{what}; no rows can be read from it"
     rows = [number for number, row in enumerate(rows_NT) if row_checksum(row) != checks_N[number]]
     if not rows:
-        return f"{what}; its rows are as they were" if what else ""
+        return f"{what}; its rows are as they were"
     more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    named = ", ".join(map(str, rows[:_MOST_NAMED]))
-    return "; ".join(filter(None, [what, f"changed rows: {named}{more}"]))
+    return f"{what}; changed rows: {', '.join(map(str, rows[:_MOST_NAMED]))}{more}"
