@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokendrop.method import draw_positions
+from tokendrop.method.draw import DrawContext, draw_positions
 
 LENGTH, KEPT = 16, 5
 
@@ -20,14 +20,9 @@ def drawn(
     kept: tuple[int, ...] | None = None,
     length: int = LENGTH,
 ) -> list[Tensor]:
-    return draw_positions(
-        seed=seed,
-        step=step,
-        sample_ids_B=torch.arange(1) if ids is None else ids,
-        layers=layers,
-        kept_lengths=kept or (KEPT,) * len(layers),
-        sequence_length=length,
-    )
+    ids_B = torch.arange(1) if ids is None else ids
+    context = DrawContext(seed=seed, step=step, sample_ids_B=ids_B, sequence_length=length)
+    return draw_positions(context, layers, kept or (KEPT,) * len(layers))
 
 
 @st.composite

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from masking import by_masking
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
 from tokendrop.method import Dropping, attach, combine_tokens, detach, dropper, gather_tokens
-from tokendrop.method.draw import draw_positions
+from tokendrop.method.draw import DrawContext, draw_positions
 from tokendrop.models.gpt import rotary_angles
 
 EXACT = 1e-12  # float64; the order of additions may differ
@@ -79,14 +79,8 @@ def test_at_full_length_the_model_is_the_plain_one_bit_for_bit(positions_kind: s
 
 def draw_all(dropping: Dropping, *, step: int) -> None:
     """Keep every token, and gather and combine them all the same: `draw` itself leaves both out."""
-    full = draw_positions(
-        seed=dropping.seed,
-        step=step,
-        sample_ids_B=IDS,
-        layers=dropping.layers,
-        kept_lengths=[TOKENS] * len(dropping.layers),
-        sequence_length=TOKENS,
-    )
+    context = DrawContext(seed=dropping.seed, step=step, sample_ids_B=IDS, sequence_length=TOKENS)
+    full = draw_positions(context, dropping.layers, [TOKENS] * len(dropping.layers))
     draw(dropping, TOKENS - 1, step=step)
     dropping._kept = dict(zip(dropping.layers, full, strict=True))
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tokendrop.method import attach, draw_positions
+from tokendrop.method import DrawContext, Uniform, attach
 from tokendrop.method.side_inputs import KNOWN_SIDE_INPUTS, restrict, rope_of_kept, without_cache
 
 S = 7
@@ -16,14 +16,9 @@ S = 7
 def kept_positions(draw: st.DrawFn) -> Tensor:
     """Kept positions (B, K) of sequences of S tokens, with as many samples as tokens among the cases."""
     batch = draw(st.sampled_from([1, 2, 3, S]))
-    (kept_BK,) = draw_positions(
-        seed=draw(st.integers(0, 10**6)),
-        step=0,
-        sample_ids_B=torch.arange(batch),
-        layers=(0,),
-        kept_lengths=(draw(st.integers(1, S - 1)),),
-        sequence_length=S,
-    )
+    seed, kept = draw(st.integers(0, 10**6)), draw(st.integers(1, S - 1))
+    context = DrawContext(seed=seed, step=0, sample_ids_B=torch.arange(batch), sequence_length=S)
+    (kept_BK,) = Uniform().select(context, (0,), (kept,))
     return kept_BK
 
 

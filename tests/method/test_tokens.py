@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tokendrop.method import combine_tokens, draw_positions, gather_tokens
+from tokendrop.method import DrawContext, Uniform, combine_tokens, gather_tokens
 
 WIDTH = 3
 EXACT = 1e-12  # float64; the order of additions may differ
@@ -15,14 +15,9 @@ EXACT = 1e-12  # float64; the order of additions may differ
 def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     """Hidden states (B, S, D) and kept positions (B, K)."""
     batch, length = draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    (kept_BK,) = draw_positions(
-        seed=draw(st.integers(0, 10**6)),
-        step=0,
-        sample_ids_B=torch.arange(batch),
-        layers=(0,),
-        kept_lengths=(draw(st.integers(1, length)),),
-        sequence_length=length,
-    )
+    seed, kept = draw(st.integers(0, 10**6)), draw(st.integers(1, length))
+    context = DrawContext(seed=seed, step=0, sample_ids_B=torch.arange(batch), sequence_length=length)
+    (kept_BK,) = Uniform().select(context, (0,), (kept,))
     generator = torch.Generator().manual_seed(length)
     return torch.randn(batch, length, WIDTH, generator=generator, dtype=torch.float64), kept_BK
 

@@ -7,9 +7,9 @@ detach(model)
 """
 
 from tokendrop.method.attach import attach, detach, dropping_of
-from tokendrop.method.draw import draw_positions
+from tokendrop.method.draw import DrawContext
 from tokendrop.method.dropper import DroppedLayer, Dropping
-from tokendrop.method.route import DrawContext, HighestScore, Route, Selector, Uniform, routes_along
+from tokendrop.method.route import HighestScore, Route, Selector, Uniform, routes_along
 from tokendrop.method.scores import TokenScores
 from tokendrop.method.tokens import combine_tokens, gather_tokens
 from tokendrop.method.whole_sequences import WholeSequences
@@ -27,7 +27,6 @@ __all__ = [
     "attach",
     "combine_tokens",
     "detach",
-    "draw_positions",
     "dropping_of",
     "gather_tokens",
     "routes_along",

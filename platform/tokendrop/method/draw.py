@@ -1,6 +1,7 @@
 """Which tokens each layer keeps: a pure function of (seed, step, sample id, layer)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -15,68 +16,66 @@ _MIX_2 = -0x6B2FB644ECCEEE15
 _OF_PLACES = 0x5EC0E5CE5  # keeps the hashes of places apart from those of samples
 
 
-def draw_positions(
-    *,
-    seed: int,
-    step: int,
-    sample_ids_B: Tensor,
-    layers: Sequence[int],
-    kept_lengths: Sequence[int],
-    sequence_length: int,
-    device: torch.device | None = None,
-    always_BS: Tensor | None = None,
-) -> list[Tensor]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawContext:
+    """One micro batch of one step, as selectors see it."""
+
+    seed: int
+    step: int
+    sample_ids_B: Tensor
+    """int64; on the host, or they are waited for."""
+    sequence_length: int
+    device: torch.device = torch.device("cpu")
+    """Where the positions are wanted."""
+    always_BS: Tensor | None = None
+    """bool, on the host: tokens that stay whatever is drawn, such as [CLS]."""
+    scores_BS: Tensor | None = None
+    """float: for selectors that choose by a score of each token."""
+    places_B: Tensor | None = None
+    """int64, on the host: the place of each sample in the global batch, for selectors of whole sequences."""
+    global_batch: int | None = None
+    """Sequences of a step, over all workers."""
+
+
+def draw_positions(draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
     """Draw uniformly, for each layer and sample, the positions that the layer keeps.
 
     Every position gets a 64-bit hash of (seed, step, sample id, layer, position); the smallest hashes are kept.
     Nothing else enters, so rank, world size, accumulation and device do not change a draw.
 
     Args:
-        sample_ids_B: int64, the samples of this micro batch; on the host, or they are waited for.
         layers: numbers of the layers that drop tokens.
-        kept_lengths: tokens that each of them keeps, 1..sequence_length.
-        device: where the result is wanted; that of the sample ids when left out.
-        always_BS: bool, on the host: tokens that stay in every draw; the others share the rest of the kept length.
+        kept_lengths: tokens that each of them keeps, 1..sequence_length; those that always stay are among them.
     Returns:
         For each layer the kept positions, int64 (B, K), ascending along K.
     Raises:
         ValueError: a kept length lies outside its range, or is less than the tokens that always stay.
     Source: Yao et al. 2022, arXiv:2211.11586, section 3.1.
     """
-    check_lengths(kept_lengths, sequence_length, always_BS)
+    check_lengths(kept_lengths, draw.sequence_length, draw.always_BS)
     if not layers:
         return []
-    hash_LBS = position_hashes(
-        seed=seed,
-        step=step,
-        sample_ids_B=sample_ids_B,
-        layers=layers,
-        sequence_length=sequence_length,
-        device=device or sample_ids_B.device,
-    )
-    positions_S = torch.arange(sequence_length, dtype=torch.int64, device=hash_LBS.device)
-    if always_BS is not None:
-        first_LBS = torch.iinfo(torch.int64).min + positions_S
-        hash_LBS = torch.where(copy_to(hash_LBS.device, always_BS), first_LBS, hash_LBS)
+    hash_LBS = position_hashes(draw, layers)
+    if draw.always_BS is not None:
+        first_S = torch.iinfo(torch.int64).min + torch.arange(draw.sequence_length, device=draw.device)
+        hash_LBS = torch.where(copy_to(draw.device, draw.always_BS), first_S, hash_LBS)
     return [
-        (hash_BS.topk(kept, dim=-1, largest=False, sorted=False).values & _low_bits(sequence_length))
+        (hash_BS.topk(kept, dim=-1, largest=False, sorted=False).values & _low_bits(draw.sequence_length))
         .sort(dim=-1)
         .values
         for hash_BS, kept in zip(hash_LBS, kept_lengths, strict=True)
     ]
 
 
-def position_hashes(
-    *, seed: int, step: int, sample_ids_B: Tensor, layers: Sequence[int], sequence_length: int, device: torch.device
-) -> Tensor:
+def position_hashes(draw: DrawContext, layers: Sequence[int]) -> Tensor:
     """A hash of (seed, step, sample id, layer, position), int64 (L, B, S); no two of a sequence are equal."""
     layers_L = torch.tensor(layers, dtype=torch.int64)
-    key = _mix(_mix(torch.tensor(seed, dtype=torch.int64)) + step)
-    key_LB = copy_to(device, _mix(_mix(key + sample_ids_B.cpu())[None, :] + layers_L[:, None]))
-    positions_S = torch.arange(sequence_length, dtype=torch.int64, device=device)
+    key = _mix(_mix(torch.tensor(draw.seed, dtype=torch.int64)) + draw.step)
+    key_LB = copy_to(draw.device, _mix(_mix(key + draw.sample_ids_B.cpu())[None, :] + layers_L[:, None]))
+    positions_S = torch.arange(draw.sequence_length, dtype=torch.int64, device=draw.device)
     hash_LBS = _mix(key_LB[:, :, None] + (positions_S + 1) * _GOLDEN)
     # The position replaces the low bits, so no two hashes are equal and every device keeps the same ones.
-    return (hash_LBS & ~_low_bits(sequence_length)) | positions_S
+    return (hash_LBS & ~_low_bits(draw.sequence_length)) | positions_S
 
 
 def _low_bits(sequence_length: int) -> int:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from tokendrop.method.draw import DrawContext
 from tokendrop.method.draw_inputs import checked_ids, integer, leading, lengths_by_route, tokens_that_stay
 from tokendrop.method.model_call import DrawUse, check_inputs, inputs_by_name, positional_names
-from tokendrop.method.route import DrawContext, Route
+from tokendrop.method.route import Route
 from tokendrop.method.side_inputs import (
     KNOWN_SIDE_INPUTS,
     TokenDims,

@@ -7,30 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tokendrop.method.draw import check_lengths, draw_positions, position_hashes
+from tokendrop.method.draw import DrawContext, check_lengths, draw_positions, position_hashes
 
 # Dimensions: B micro batch, S sequence, K kept length.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawContext:
-    """One micro batch of one step, as selectors see it."""
-
-    seed: int
-    step: int
-    sample_ids_B: Tensor
-    """int64; on the host, or they are waited for."""
-    sequence_length: int
-    device: torch.device
-    """Where the positions are wanted."""
-    always_BS: Tensor | None = None
-    """bool, on the host: tokens that stay whatever is drawn, such as [CLS]."""
-    scores_BS: Tensor | None = None
-    """float: for selectors that choose by a score of each token."""
-    places_B: Tensor | None = None
-    """int64, on the host: the place of each sample in the global batch, for selectors of whole sequences."""
-    global_batch: int | None = None
-    """Sequences of a step, over all workers."""
 
 
 class Selector(Protocol):
@@ -53,16 +32,7 @@ class Uniform:
     """Every token is as likely to stay as any other (Yao et al. 2022, section 3.1)."""
 
     def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int]) -> list[Tensor]:
-        return draw_positions(
-            seed=draw.seed,
-            step=draw.step,
-            sample_ids_B=draw.sample_ids_B,
-            layers=layers,
-            kept_lengths=kept_lengths,
-            sequence_length=draw.sequence_length,
-            device=draw.device,
-            always_BS=draw.always_BS,
-        )
+        return draw_positions(draw, layers, kept_lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +46,7 @@ class HighestScore:
         scores_BS = draw.scores_BS.to(draw.device)
         if draw.always_BS is not None:
             scores_BS = scores_BS.masked_fill(draw.always_BS.to(draw.device), torch.inf)
-        hash_LBS = position_hashes(
-            seed=draw.seed,
-            step=draw.step,
-            sample_ids_B=draw.sample_ids_B,
-            layers=layers,
-            sequence_length=draw.sequence_length,
-            device=draw.device,
-        )
+        hash_LBS = position_hashes(draw, layers)
         by_hash_LBS = hash_LBS.argsort(dim=-1)
         in_hash_order_LBS = scores_BS.expand_as(hash_LBS).gather(-1, by_hash_LBS)
         by_score_LBS = torch.argsort(in_hash_order_LBS, dim=-1, descending=True, stable=True)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokendrop.method.draw import copy_to, draw_places
-from tokendrop.method.route import DrawContext
+from tokendrop.method.draw import DrawContext, copy_to, draw_places
 from tokendrop.method.side_inputs import TokenDims
 from tokendrop.method.tokens import combine_tokens, gather_tokens
 
