@@ -16,9 +16,10 @@ from mutations import flip_bit
 from tiny import Rows, assert_same, experiment, gpt
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.journal import MetricsTail, read_ledger, read_steps
-from tokendrop.train.checkpoint import Checkpoints, SetAsideError, load_weights
+from tokendrop.train.checkpoint import Checkpoints, SetAsideError
 from tokendrop.train.checkpoint_index import committed, newest_whole, read_meta, step_name
 from tokendrop.train.engines.ddp import DdpEngine
+from tokendrop.train.reader import load_weights
 
 ACCUMULATED = 1e-10  # float64, over 6 steps of Adam on gradients added up in another order
 # one process without a process group, as torch remarks

@@ -19,7 +19,7 @@ from mutations import Mutation, mutations, seal_again
 from tiny import assert_same, experiment, gpt, loss_of
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.models.build import build_model
-from tokendrop.train.checkpoint import Checkpoints, SetAsideError, load_weights
+from tokendrop.train.checkpoint import Checkpoints, SetAsideError
 from tokendrop.train.checkpoint_index import (
     META,
     check_whole,
@@ -32,6 +32,7 @@ from tokendrop.train.checkpoint_index import (
 )
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.reader import load_weights
 from tokendrop.train.sealed import seal_json
 from tokendrop.train.storage import INDEX
 

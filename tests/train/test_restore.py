@@ -17,7 +17,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
 from tokendrop.train.checkpoint import Checkpoints, SetAsideError
 from tokendrop.train.checkpoint_index import committed, committed_step, step_name, write_meta
-from tokendrop.train.engine import Engine
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.worker import build_engine
 

@@ -24,7 +24,7 @@ from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import step_name
 from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
-from tokendrop.train.engine import Engine
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.worker import build_engine
 
 _SHARES = (16, 8, 4, 2, 1)

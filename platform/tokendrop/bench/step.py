@@ -15,7 +15,7 @@ from tokendrop.config.model import TransformerConfig
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, TextBatch
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
-from tokendrop.train.engine import Engine
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.optimizer import build_optimizer
 from tokendrop.train.worker import build_engine
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from tokendrop.data.tokenizer import load_tokenizer
 from tokendrop.track.run_folder import check_model, latest_checkpoint, open_run_folder, tokenizer_of
-from tokendrop.train.checkpoint import load_weights
+from tokendrop.train.reader import load_weights
 from tokendrop.train.task import Task
 
 

@@ -7,18 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from tokendrop.errors import DamagedDataError, UserError, first_line
+from tokendrop.errors import DamagedDataError
 from tokendrop.method import TokenScores
 from tokendrop.train.checkpoint_index import committed, newest_complete, set_aside, step_name
-from tokendrop.train.engine import Engine
-from tokendrop.train.reader import CheckpointReader, from_rank_0
+from tokendrop.train.engines.base import Engine
+from tokendrop.train.reader import CheckpointReader, from_rank_0, load_into
 from tokendrop.train.storage import CheckpointWriter
 
 
@@ -143,35 +139,3 @@ class Checkpoints:
         if earlier:
             set_aside(earlier[-1])
         return earlier[-1] if earlier else None
-
-
-def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Put a checkpoint's weights into a plain model, without its optimizer; raises as `load_into` does."""
-    read_weights(model, CheckpointReader(checkpoint))
-
-
-def read_weights(model: nn.Module, reader: CheckpointReader) -> None:
-    """As `load_weights`, by all ranks of the reader's group together."""
-    state: dict[str, Any] = {"model": get_model_state_dict(model)}
-    with torch.no_grad():
-        load_into(state, reader)
-    model.load_state_dict(state["model"])
-
-
-def load_into(state: dict[str, Any], reader: CheckpointReader) -> None:
-    """Read into a tree of tensors, in place, as much of each as this worker holds; all ranks of the reader's group do.
-
-    Raises:
-        UserError: a part of the checkpoint is no tensor, or not of such a model.
-        DamagedDataError: a part is not what was written; on all ranks.
-        OSError: storage can't be read just now; on all ranks.
-    """
-    try:
-        dcp.load(state, storage_reader=reader, process_group=reader.group, no_dist=reader.group is None)
-    except CheckpointException as error:
-        failures = [one for one, _ in error.failures.values()]
-        for failure in failures:
-            if isinstance(failure, DamagedDataError | OSError):
-                raise failure from None
-        reason = first_line(failures[0])
-        raise UserError(f"{reader.checkpoint_id}: can't be read as a checkpoint of this model ({reason})") from None

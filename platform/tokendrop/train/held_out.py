@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from tokendrop.models.batch import Batch
-from tokendrop.train.engine import Engine
+from tokendrop.train.engines.base import Engine
 
 
 def held_out_mean(engine: Engine, batches: Iterable[tuple[Batch, int]]) -> float:

@@ -16,7 +16,7 @@ from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.engine import Engine
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.figures import HostCopy, StartedStep
 from tokendrop.train.held_out import held_out_mean
 from tokendrop.train.report import Recorder, StepReport

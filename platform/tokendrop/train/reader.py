@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
 from torch.distributed.checkpoint import LoadPlan, LoadPlanner, ReadItem, StorageReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.futures import Future
 
+from tokendrop.errors import DamagedDataError, UserError, first_line
 from tokendrop.train.storage import CheckpointIndex, read_index, read_part
 
 Piece = tuple[tuple[int, ...], tuple[int, ...]]
@@ -191,6 +195,38 @@ def from_rank_0(ask: Callable[[], Any], group: Any) -> Any:
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
+
+
+def load_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Put a checkpoint's weights into a plain model, without its optimizer; raises as `load_into` does."""
+    read_weights(model, CheckpointReader(checkpoint))
+
+
+def read_weights(model: nn.Module, reader: CheckpointReader) -> None:
+    """As `load_weights`, by all ranks of the reader's group together."""
+    state: dict[str, Any] = {"model": get_model_state_dict(model)}
+    with torch.no_grad():
+        load_into(state, reader)
+    model.load_state_dict(state["model"])
+
+
+def load_into(state: dict[str, Any], reader: CheckpointReader) -> None:
+    """Read into a tree of tensors, in place, as much of each as this worker holds; all ranks of the reader's group do.
+
+    Raises:
+        UserError: a part of the checkpoint is no tensor, or not of such a model.
+        DamagedDataError: a part is not what was written; on all ranks.
+        OSError: storage can't be read just now; on all ranks.
+    """
+    try:
+        dcp.load(state, storage_reader=reader, process_group=reader.group, no_dist=reader.group is None)
+    except CheckpointException as error:
+        failures = [one for one, _ in error.failures.values()]
+        for failure in failures:
+            if isinstance(failure, DamagedDataError | OSError):
+                raise failure from None
+        reason = first_line(failures[0])
+        raise UserError(f"{reader.checkpoint_id}: can't be read as a checkpoint of this model ({reason})") from None
 
 
 def _piece(item: ReadItem) -> Piece:

@@ -7,7 +7,7 @@ import torch
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.method import Dropping, attach, routes_along
 from tokendrop.train.device import compile_layers, pick_dtype
-from tokendrop.train.engine import Engine
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.build import apply_strategy
 from tokendrop.train.loop import TrainComponents, train
 

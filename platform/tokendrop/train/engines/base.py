@@ -1,4 +1,4 @@
-"""What the strategies have in common; with one worker, all of it."""
+"""One model under one strategy: what the loop asks of it, and how the strategies do it where they do the same."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,14 +9,17 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from tokendrop.models.batch import Batch
-from tokendrop.train.checkpoint import load_into
 from tokendrop.train.device import autocast
-from tokendrop.train.reader import CheckpointReader
+from tokendrop.train.reader import CheckpointReader, load_into
 from tokendrop.train.task import Loss, LossFunction
 
 
-class TorchEngine:
-    """`Engine` of a model that torch's own optimizer updates."""
+class Engine:
+    """Runs a model over all workers; the loop knows nothing else of strategies.
+
+    Attributes:
+        model: the plain model, with its own parameter names.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype, *, loss: LossFunction
@@ -26,6 +29,11 @@ class TorchEngine:
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
 
     def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
+        """Add the gradients of `share` x the batch's mean loss; the last micro batch averages them over the workers.
+
+        Returns:
+            The loss, detached.
+        """
         return self.backward(self.forward(self.model, batch), share)
 
     def backward(self, loss: Loss, share: float) -> Loss:
@@ -34,6 +42,7 @@ class TorchEngine:
         return replace(loss, mean=loss.mean.detach())
 
     def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
+        """Clip, update, forget the gradients; the gradient norm before clipping."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_grad_norm)
@@ -52,24 +61,33 @@ class TorchEngine:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
+        """The mean loss with no token dropped."""
         self.model.eval()
         loss = self.forward(self.model, batch)
         self.model.train()
         return loss.mean
 
     def mean(self, value: Tensor) -> Tensor:
+        """The mean of a scalar over the workers."""
         self.add_up(value)
         return value / self.world_size if self.world_size > 1 else value
 
     def add_up(self, value: Tensor) -> None:
+        """Add a tensor up over the workers, in place."""
         if self.world_size > 1:
             dist.all_reduce(value)
 
     def state(self) -> dict[str, Any]:
+        """What this worker saves: `model` and `optimizer`, under the plain model's parameter names.
+
+        What the workers save together is the same for every strategy and world size: torch's own state dictionaries,
+        tensors alone. The optimizer's settings are the job's.
+        """
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": {"state": optimizer["state"]}}
 
     def load(self, reader: CheckpointReader) -> None:
+        """Go on from a checkpoint of any strategy and world size; before the first step, and on all workers."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": {"state": optimizer["state"]}}
         load_into(state, reader)

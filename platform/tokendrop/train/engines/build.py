@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tokendrop.config.train import TrainConfig
-from tokendrop.train.engine import Engine
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
 from tokendrop.train.engines.fsdp import FsdpEngine

@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tokendrop.models.batch import Batch
-from tokendrop.train.engines.base import TorchEngine
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.task import Loss, LossFunction
 
 
-class DdpEngine(TorchEngine):
+class DdpEngine(Engine):
     """`Engine` by torch's DDP; with one worker, the plain model."""
 
     def __init__(

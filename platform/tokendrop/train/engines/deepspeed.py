@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from tokendrop.errors import UserError
 from tokendrop.models.batch import Batch
-from tokendrop.train.checkpoint import load_into, read_weights
-from tokendrop.train.engines.base import TorchEngine
-from tokendrop.train.reader import CheckpointReader
+from tokendrop.train.engines.base import Engine
+from tokendrop.train.reader import CheckpointReader, load_into, read_weights
 from tokendrop.train.task import Loss, LossFunction
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -33,7 +32,7 @@ def check_installed() -> None:
         )
 
 
-class DeepSpeedEngine(TorchEngine):
+class DeepSpeedEngine(Engine):
     """`Engine` by `deepspeed.initialize`, with fp32 weights and torch's AdamW.
 
     Checkpoints are what the other engines write. Saving gathers one parameter at a time with its two moments, and
@@ -174,7 +173,7 @@ def _deepspeed() -> Any:
 class _Autocast(nn.Module):
     """The model with autocast inside: DeepSpeed turns off what it is called in, and its own reduces in bf16."""
 
-    def __init__(self, engine: TorchEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.model = engine.model
         self.run = engine.forward

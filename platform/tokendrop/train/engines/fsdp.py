@@ -7,12 +7,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tokendrop.config.train import TrainConfig
-from tokendrop.train.engines.base import TorchEngine
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.optimizer import build_optimizer
 from tokendrop.train.task import LossFunction
 
 
-class FsdpEngine(TorchEngine):
+class FsdpEngine(Engine):
     """`Engine` by torch's FSDP2, a layer at a time; gradients are averaged and shared out after every micro batch.
 
     Weights are gathered in their own dtype and autocast as under DDP, so that the numbers are DDP's too.
