@@ -62,7 +62,7 @@ FOREIGN = {
     "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "tqdm", "transformers"},
     "bench": {"numpy", "torch"},
     "bench/overhead.py": {"psutil"},
-    "bench/peers.py": {"datasets", "pyarrow", "ray", "streaming"},
+    "bench/peers.py": {"datasets", "pyarrow", "ray"},
     "bench/picture.py": {"matplotlib"},
     "bench/preparation.py": {"psutil", "pyarrow"},
     "bench/reading.py": {"pyarrow"},

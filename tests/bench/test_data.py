@@ -91,7 +91,7 @@ def test_a_peer_gives_the_rows_that_we_give(tmp_path, peer):
     ours = our_epochs(folder)
     expected = torch.cat(list(ours["sequential"]())).tolist()
     assert len(expected) == ROWS
-    for name, epoch in {**ours, **peer.epochs(read_tables(folder.folder), tmp_path)}.items():
+    for name, epoch in {**ours, **peer.epochs(read_tables(folder.folder))}.items():
         batches = list(epoch())
         assert {(tuple(batch.shape), batch.dtype) for batch in batches} == {((MICRO_BATCH, LENGTH + 1), torch.int64)}
         found = torch.cat(batches).tolist()

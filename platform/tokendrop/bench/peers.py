@@ -1,15 +1,11 @@
 """Other libraries that shuffle and read the same rows, each as its documentation recommends for speed."""
 
-import sys
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -27,9 +23,9 @@ class Peer:
     name: str
     module: str
     install: str
-    epochs: Callable[[list[pa.Table], Path], dict[str, Epoch]]
+    epochs: Callable[[list[pa.Table]], dict[str, Epoch]]
     """Its ways to read these tables: all rows shuffled by its own name, fewer mixed by buffers of BUFFER rows, and
-    in order. It may write below the folder."""
+    in order."""
 
     def is_installed(self) -> bool:
         """Whether it can be measured here."""
@@ -47,7 +43,7 @@ def read_tables(folder: Path) -> list[pa.Table]:
     return tables
 
 
-def _ray_data(tables: list[pa.Table], scratch: Path) -> dict[str, Epoch]:
+def _ray_data(tables: list[pa.Table]) -> dict[str, Epoch]:
     import ray.data
 
     context = ray.data.DataContext.get_current()
@@ -65,7 +61,7 @@ def _ray_data(tables: list[pa.Table], scratch: Path) -> dict[str, Epoch]:
     }
 
 
-def _hugging_face(tables: list[pa.Table], scratch: Path) -> dict[str, Epoch]:
+def _hugging_face(tables: list[pa.Table]) -> dict[str, Epoch]:
     import datasets
     from datasets.table import InMemoryTable
 
@@ -87,52 +83,7 @@ def _hugging_face(tables: list[pa.Table], scratch: Path) -> dict[str, Epoch]:
     }
 
 
-def _mosaicml(tables: list[pa.Table], scratch: Path) -> dict[str, Epoch]:
-    _without_torchvision()
-    from streaming import MDSWriter, StreamingDataset  # pyright: ignore[reportMissingImports]
-
-    length = tables[0].column("tokens").type.list_size
-    with MDSWriter(out=str(scratch / "mds"), columns={"tokens": f"ndarray:uint16:{length}"}) as writer:
-        for table in tables:
-            for row in table.column("tokens").combine_chunks().flatten().to_numpy().reshape(-1, length):
-                writer.write({"tokens": row})
-    options: dict[str, Any] = {"local": str(scratch / "mds"), "batch_size": MICRO_BATCH, "num_canonical_nodes": 1}
-    shuffled, in_order = StreamingDataset(shuffle=True, **options), StreamingDataset(shuffle=False, **options)
-
-    def tokens(rows: Any) -> Iterator[Tensor]:
-        batch: list[np.ndarray] = []
-        for row in rows:
-            batch.append(row["tokens"])
-            if len(batch) == MICRO_BATCH:
-                yield torch.from_numpy(np.stack(batch).astype(np.int64))
-                batch = []
-
-    return {"mosaicml": lambda: tokens(shuffled), "mosaicml_sequential": lambda: tokens(in_order)}
-
-
-def _without_torchvision() -> None:
-    """Streaming imports torchvision for its image data sets, which rows of tokens do without."""
-    if find_spec("torchvision"):
-        return
-    names = ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional")
-    for name in names:
-        module: Any = types.ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        module.VisionDataset, module.to_tensor = object, None
-        sys.modules[name] = module
-        above, _, last = name.rpartition(".")
-        if above:
-            setattr(sys.modules[above], last, module)
-
-
 PEERS = (
     Peer("ray_data", "ray", "pip install 'tokendrop[platform]'", _ray_data),
     Peer("hugging_face", "datasets", "pip install 'tokendrop[bench]'", _hugging_face),
-    Peer(
-        "mosaicml",
-        "streaming",
-        # its own pins rule out ours
-        "pip install --no-deps mosaicml-streaming==0.13.0 Brotli python-snappy cramjam zstd xxhash catalogue",
-        _mosaicml,
-    ),
 )
