@@ -47,6 +47,7 @@ FOREIGN = {
     "method/hugging_face.py": {"transformers"},
     "models": {"numpy", "torch"},
     "models/pretrained.py": {"transformers"},
+    "models/pretrained_bert.py": {"transformers"},
     "tasks": {"numpy", "torch"},
     "data": {"numpy", "pyarrow", "tokenizers"},
     "data/shards/format.py": {"xxhash"},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tokendrop.models.attention import attention_by_products, causal_attention, takes_products
+from tokendrop.models.attention import attention_by_products, causal_attention, masked_attention, takes_products
 
 EXACT = 1e-12  # float64
 BF16 = 1e-2
@@ -32,9 +32,29 @@ def by_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def later(tokens: int) -> Tensor:
+    return torch.full((tokens, tokens), -torch.inf, dtype=torch.float64).triu(1)
+
+
 @given(heads())
 def test_outputs_and_gradients_are_those_of_torchs_attention(parts) -> None:
-    out, expected = attention_by_products(*parts), by_torch(*parts)
+    check_same(attention_by_products(*parts, later(parts[0].shape[2])), by_torch(*parts), parts)
+
+
+@given(heads(), st.integers(0, 10**6))
+def test_with_padding_too(parts, seed: int) -> None:
+    batch, number, tokens, _ = parts[0].shape
+    real_B11S = torch.rand(batch, 1, 1, tokens, generator=torch.Generator().manual_seed(seed)) < 0.5
+    real_B11S[..., 0] = True
+    bias = torch.where(real_B11S, 0.0, -torch.inf).double().expand(-1, number, -1, -1).reshape(-1, 1, tokens)
+    for out in (masked_attention(*parts, real_B11S), attention_by_products(*parts, bias)):
+        with sdpa_kernel(SDPBackend.MATH):
+            expected = F.scaled_dot_product_attention(*parts, attn_mask=real_B11S.expand(-1, number, tokens, -1))
+        check_same(out, expected, parts)
+
+
+def check_same(out: Tensor, expected: Tensor, parts: tuple[Tensor, ...]) -> None:
+    """Outputs and gradients."""
     torch.testing.assert_close(out, expected, rtol=EXACT, atol=EXACT)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
     ours, theirs = (torch.autograd.grad((value * weights).sum(), parts) for value in (out, expected))

@@ -82,7 +82,32 @@ def test_under_bf16_autocast_the_loss_stays_in_float32_and_close() -> None:
 @given(cases())
 def test_each_label_has_its_own_loss_without_a_gradient(case) -> None:
     hidden, weight, labels, at_once = case
-    _, losses = head_loss(hidden, weight, labels, logits_at_once=at_once)
+    _, losses, _ = head_loss(hidden, weight, labels, logits_at_once=at_once)
     each = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten(), reduction="none")
     torch.testing.assert_close(losses.flatten(), each, rtol=EXACT, atol=EXACT)
     assert not losses.requires_grad
+
+
+@given(cases(), st.integers(0, 10**6))
+def test_with_a_bias_and_weights_it_is_the_weighted_sum(case, seed: int) -> None:
+    hidden, weight, labels, at_once = case
+    generator = torch.Generator().manual_seed(seed)
+    bias = torch.randn(VOCAB, generator=generator, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(labels.shape, generator=generator, dtype=torch.float64).round(decimals=1)
+    loss, losses, _ = head_loss(hidden, weight, labels, bias_V=bias, weights=weights, logits_at_once=at_once)
+    logits = F.linear(hidden, weight, bias)
+    each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    expected = (each * weights).sum()
+    torch.testing.assert_close(loss, expected, rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(losses, each, rtol=EXACT, atol=EXACT)
+    ours, theirs = (torch.autograd.grad(0.7 * value, (hidden, weight, bias)) for value in (loss, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
+
+
+@torch.no_grad()
+@given(cases())
+def test_hits_are_the_labels_that_are_most_likely(case) -> None:
+    hidden, weight, labels, at_once = case
+    hits = head_loss(hidden, weight, labels, logits_at_once=at_once).hits_N
+    assert torch.equal(hits, F.linear(hidden, weight).argmax(-1) == labels)

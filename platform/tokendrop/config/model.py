@@ -97,6 +97,8 @@ class BertConfig(TransformerConfig):
     reads = "sentence_pairs"
 
     kind: Literal["bert"] = "bert"
+    norm: Literal["post", "pre"] = "post"
+    """Where a layer normalizes: after it has added to its input, as BERT, or before it reads it, as Megatron-LM."""
 
     def __post_init__(self) -> None:
         super(BertConfig, self).__post_init__()

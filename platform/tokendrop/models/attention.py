@@ -1,4 +1,4 @@
-"""Causal attention by the faster of two ways, chosen by device, dtype and shape alone."""
+"""Attention by the faster of two ways, chosen by device, dtype and shape alone."""
 
 import math
 
@@ -18,8 +18,27 @@ def causal_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, dropout:
     The choice must not depend on timing: equal runs on equal machines compute equal numbers.
     """
     if takes_products(q_BHSW, dropout):
-        return attention_by_products(q_BHSW, k_BHSW, v_BHSW)
+        tokens = q_BHSW.shape[2]
+        later = torch.full((tokens, tokens), -math.inf, dtype=q_BHSW.dtype, device=q_BHSW.device).triu(1)
+        return attention_by_products(q_BHSW, k_BHSW, v_BHSW, later)
     return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, is_causal=True, dropout_p=dropout)
+
+
+def masked_attention(
+    q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, mask_B11S: Tensor, *, dropout: float = 0.0
+) -> Tensor:
+    """Softmax attention of each token to all that are not padding, (B, H, S, W); chosen as `causal_attention`.
+
+    Args:
+        mask_B11S: bool, False for padding. Where it leaves no token of a sequence, each counts as much as any other.
+    """
+    batch, heads, tokens, _ = q_BHSW.shape
+    # not minus infinity, whose softmax is not a number where a layer has kept nothing but padding
+    bias = torch.zeros_like(mask_B11S, dtype=q_BHSW.dtype).masked_fill(~mask_B11S, torch.finfo(q_BHSW.dtype).min)
+    if takes_products(q_BHSW, dropout):
+        return attention_by_products(q_BHSW, k_BHSW, v_BHSW, bias.expand(-1, heads, -1, -1).reshape(-1, 1, tokens))
+    bias = bias.expand(batch, -1, tokens, -1)
+    return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, attn_mask=bias, dropout_p=dropout)
 
 
 def takes_products(q_BHSW: Tensor, dropout: float) -> bool:
@@ -33,10 +52,13 @@ def takes_products(q_BHSW: Tensor, dropout: float) -> bool:
     return is_bf16_on_cpu and not dropout and batch * heads * tokens * tokens <= _SCORES_AT_ONCE
 
 
-def attention_by_products(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor) -> Tensor:
-    """Causal attention with all scores at once."""
+def attention_by_products(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, bias: Tensor) -> Tensor:
+    """Attention with all scores at once.
+
+    Args:
+        bias: added to the scores: (S, S), or (B x H, 1, S).
+    """
     batch, heads, tokens, width = q_BHSW.shape
     q, k, v = (part.reshape(batch * heads, tokens, width) for part in (q_BHSW, k_BHSW, v_BHSW))
-    later = torch.full((tokens, tokens), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-    scores = torch.baddbmm(later, q, k.transpose(1, 2), alpha=1 / math.sqrt(width))
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=1 / math.sqrt(width))
     return (scores.softmax(-1) @ v).view(batch, heads, tokens, width)

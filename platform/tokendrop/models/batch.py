@@ -20,6 +20,9 @@ class Samples(Protocol):
         ...
 
 
+_ON_HOST = ("sample_ids_B", "special_BS")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One micro batch of B samples; a task's own has the tensors that its model reads."""
@@ -28,16 +31,30 @@ class Batch:
     """int64, always on the host: a sample's number in the whole run, which no other sample of the run has."""
     number: int = 0
     """Number of this micro batch within its global batch."""
+    special_BS: Tensor | None = None
+    """bool, always on the host: special tokens, which `drop.keep_special_tokens` keeps in every layer."""
 
     def inputs(self) -> dict[str, Tensor]:
         """What the model reads, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sample_ids_B"}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _ON_HOST}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     @property
     def device(self) -> torch.device:
         """Where the model's inputs are."""
         return next(iter(self.inputs().values())).device
+
+    def labels(self) -> Tensor | None:
+        """How many labels it has, a scalar, where that differs between batches of one size; else None."""
+        return None
+
+    def weighed(self, labels_per_sample: Tensor) -> Self:
+        """The batch as a part of several that have so many labels for each sample.
+
+        Its loss is the sum over its labels divided by that number and by its samples: so the mean of the batches'
+        losses, by their samples, is the mean over all labels, however samples are split into batches.
+        """
+        return self
 
     def cut(self, tokens: int) -> Self:
         """The first so many tokens of each sequence, with their labels."""
@@ -69,3 +86,11 @@ class BertBatch(TextBatch):
     """bool: False for padding."""
     sentence_labels_B: Tensor
     """int64: 1 where A and B do not follow each other."""
+    labels_per_sample: Tensor | None = None
+    """A scalar: of all batches that a mean is over; this batch's own when left out."""
+
+    def labels(self) -> Tensor:
+        return (self.labels_BS >= 0).sum()
+
+    def weighed(self, labels_per_sample: Tensor) -> Self:
+        return replace(self, labels_per_sample=labels_per_sample)

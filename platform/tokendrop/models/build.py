@@ -1,13 +1,28 @@
-"""From a model's configuration to the model."""
+"""From a model's configuration to the model, with random weights that are the same on every rank for one seed."""
 
 import torch
 
-from tokendrop.config.model import GptConfig
+from tokendrop.config.model import BertConfig, GptConfig
+from tokendrop.models.bert import Bert
 from tokendrop.models.gpt import Gpt
 
 
 def build_model(config: GptConfig, *, seed: int, activation_checkpointing: bool = False) -> Gpt:
-    """A model with random weights, the same on every rank for one seed."""
+    """A GPT."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Gpt(config, activation_checkpointing=activation_checkpointing)
+
+
+def build_bert(
+    config: BertConfig, *, sentence_head: bool, most_labels: int, seed: int, activation_checkpointing: bool = False
+) -> Bert:
+    """A BERT; arguments as of `Bert`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Bert(
+            config,
+            sentence_head=sentence_head,
+            most_labels=most_labels,
+            activation_checkpointing=activation_checkpointing,
+        )

@@ -100,7 +100,7 @@ class Gpt(nn.Module):
 
     def forward(self, input_ids_BS: Tensor, labels_BS: Tensor, *, token_losses: bool = False) -> Any:
         """Mean cross entropy of the labels, nats per token; with `token_losses` also that of each, (B, S), detached."""
-        mean, losses_BS = head_loss(self.hidden(input_ids_BS), self.tokens.weight, labels_BS)
+        mean, losses_BS, _ = head_loss(self.hidden(input_ids_BS), self.tokens.weight, labels_BS)
         return (mean, losses_BS) if token_losses else mean
 
     def logits(self, input_ids_BS: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Cross entropy of a language-model head, without all logits at once."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,25 +13,47 @@ from torch.autograd.function import once_differentiable
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 
 
+class HeadLoss(NamedTuple):
+    """What the labels cost."""
+
+    loss: Tensor
+    """A scalar: the mean over the labels, or their sum by weight; nats."""
+    losses_N: Tensor
+    """That of each label, in the labels' shape, detached; weights have no part in it."""
+    hits_N: Tensor
+    """bool, alike: whether the label is the most likely token; empty where gradients are wanted."""
+
+
 def head_loss(
-    hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor, *, logits_at_once: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Cross entropy of `linear(hidden, weight)` against the labels, nats: the mean, and that of each label, detached.
+    hidden: Tensor,
+    weight_VD: Tensor,
+    labels: Tensor,
+    *,
+    bias_V: Tensor | None = None,
+    weights: Tensor | None = None,
+    logits_at_once: int | None = None,
+) -> HeadLoss:
+    """Cross entropy of `linear(hidden, weight, bias)` against the labels, nats.
 
     Matrix products run in autocast's dtype where it is on; the softmax runs in float32, or in float64.
 
     Args:
+        hidden: (..., D).
+        labels: int64, of the shape (...), 0..V-1.
+        weights: of each label, for the loss; without them it is the mean.
         logits_at_once: size of a chunk, by device when left out; it changes memory and speed, not the loss.
     """
-    device = hidden_BSD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_BSD.dtype
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     chunk = max(1, (logits_at_once or _LOGITS_AT_ONCE[device]) // weight_VD.shape[0])
     # asked here because inside of a Function no_grad can't be told from training
-    wants_grad = torch.is_grad_enabled() and (hidden_BSD.requires_grad or weight_VD.requires_grad)
+    wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight_VD.requires_grad)
     with torch.autocast(device, enabled=False):
-        labels_N = labels_BS.flatten()
-        mean, losses_N = _HeadLoss.apply(hidden_BSD.flatten(0, 1), weight_VD, labels_N, dtype, chunk, wants_grad)
-        return mean, losses_N.view(labels_BS.shape)
+        weights_N = None if weights is None else weights.flatten()
+        loss, losses_N, hits_N = _HeadLoss.apply(
+            hidden.flatten(0, -2), weight_VD, bias_V, labels.flatten(), weights_N, dtype, chunk, wants_grad
+        )
+        return HeadLoss(loss, losses_N.view(labels.shape), hits_N if wants_grad else hits_N.view(labels.shape))
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -42,37 +64,63 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         hidden_ND: Tensor,
         weight_VD: Tensor,
+        bias_V: Tensor | None,
         labels_N: Tensor,
+        weights_N: Tensor | None,
         dtype: torch.dtype,
         chunk: int,
         wants_grad: bool,
-    ) -> tuple[Tensor, Tensor]:
-        weight = weight_VD.to(dtype)
+    ) -> tuple[Tensor, Tensor, Tensor]:
         exact = torch.promote_types(dtype, torch.float32)
-        grad_hidden = torch.empty_like(hidden_ND) if wants_grad else None
-        grad_weight = torch.zeros_like(weight_VD) if wants_grad else None
-        loss = torch.zeros((), dtype=exact, device=hidden_ND.device)
+        weight, bias = weight_VD.to(dtype), None if bias_V is None else bias_V.to(exact)
+        grads = [torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)] if wants_grad else []
+        if wants_grad and bias is not None:
+            grads.append(torch.zeros_like(bias))
         losses: list[Tensor] = []
+        hits: list[Tensor] = []
+        loss = torch.zeros((), dtype=exact, device=hidden_ND.device)
         for start in range(0, len(hidden_ND), chunk):
             rows = slice(start, start + chunk)
             hidden, labels = hidden_ND[rows].to(dtype), labels_N[rows, None]
-            log_p_CV = torch.log_softmax((hidden @ weight.T).to(exact), dim=-1)
+            logits_CV = (hidden @ weight.T).to(exact)
+            log_p_CV = torch.log_softmax(logits_CV if bias is None else logits_CV + bias, dim=-1)
             log_p_C = log_p_CV.gather(1, labels)
-            loss -= log_p_C.sum()
+            loss -= log_p_C.sum() if weights_N is None else log_p_C[:, 0] @ weights_N[rows].to(exact)
             losses.append(-log_p_C[:, 0])
-            if grad_hidden is not None and grad_weight is not None:
-                grad_logits = log_p_CV.exp_()  # softmax - one_hot, to be divided by N
-                grad_logits = grad_logits.scatter_add_(1, labels, -torch.ones_like(labels, dtype=exact)).to(dtype)
-                grad_hidden[rows] = grad_logits @ weight
-                grad_weight += grad_logits.T @ hidden
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        losses_N = torch.cat(losses)
-        ctx.mark_non_differentiable(losses_N)
-        return loss / len(hidden_ND), losses_N
+            if wants_grad:
+                _add_gradients(grads, rows, log_p_CV, labels, hidden, weight, weights_N)
+            else:
+                hits.append(log_p_CV.argmax(1) == labels[:, 0])
+        ctx.save_for_backward(*grads)
+        ctx.divisor = 1 if weights_N is not None else len(hidden_ND)
+        losses_N, hits_N = torch.cat(losses), torch.cat(hits) if hits else torch.empty(0, dtype=torch.bool)
+        ctx.mark_non_differentiable(losses_N, hits_N)
+        return loss / ctx.divisor, losses_N, hits_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        share = grad_loss / len(grad_hidden)
-        return grad_hidden * share, grad_weight * share, None, None, None, None
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        share = grad_loss / ctx.divisor
+        grad_hidden, grad_weight, *grad_bias = (grad * share for grad in ctx.saved_tensors)
+        return grad_hidden, grad_weight, *(grad_bias or [None]), None, None, None, None, None
+
+
+def _add_gradients(
+    grads: list[Tensor],
+    rows: slice,
+    log_p_CV: Tensor,
+    labels_C1: Tensor,
+    hidden_CD: Tensor,
+    weight_VD: Tensor,
+    weights_N: Tensor | None,
+) -> None:
+    """Add the gradients of a chunk's sum, by weight: of hidden states, weight and bias; log_p is overwritten."""
+    grad_logits = log_p_CV.exp_()  # softmax - one_hot
+    exact = grad_logits.dtype
+    grad_logits = grad_logits.scatter_add_(1, labels_C1, -torch.ones_like(labels_C1, dtype=exact)).to(weight_VD.dtype)
+    by_weight = None if weights_N is None else weights_N[rows, None].to(weight_VD.dtype)
+    grad_hidden = grad_logits @ weight_VD
+    grads[0][rows] = grad_hidden if by_weight is None else grad_hidden * by_weight
+    grads[1] += grad_logits.T @ (hidden_CD if by_weight is None else hidden_CD * by_weight)
+    if len(grads) > 2:
+        grads[2] += (grad_logits if by_weight is None else grad_logits * by_weight).sum(0, dtype=exact)
