@@ -39,7 +39,7 @@ JOB_MISTAKES = {
     "train.micro_batch=3": r"global batch 4 must be a multiple of micro batch 3",
     "model.width=1048576": r"model: 26\.4T parameters .* want 422TB of memory for 1 workers, this machine has",
     "scaling.workers=3": r"global batch 4 must be a multiple of micro batch 2 x 3 workers",
-    "model.kind=bert": r"model\.kind: 'bert' can be planned but not trained yet; want 'gpt'",
+    "model.kind=bert": r"task\.kind: 'causal_lm' trains a model of kind gpt, not 'bert'",
 }
 
 

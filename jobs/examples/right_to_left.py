@@ -12,14 +12,21 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.task import TaskConfig, perplexity
 from tokendrop.errors import UserError
 from tokendrop.models.batch import TextBatch
-from tokendrop.tasks.causal_lm import CausalLmTask
+from tokendrop.tasks.causal_lm import CausalLmTask, TextData
 
 
-class RightToLeftTask(CausalLmTask):
+class RightToLeftData(TextData):
     """The rows of a causal language model, turned round."""
 
     def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:
         return super().batch(ids_B, rows_BT[:, ::-1].copy(), number)
+
+
+class RightToLeftTask(CausalLmTask):
+    """A causal language model of such rows."""
+
+    def open(self, shards: Path, *, tokenizer: Path | None = None) -> RightToLeftData:
+        return RightToLeftData(self.config, shards)
 
     def language_model(self, model: nn.Module) -> NoReturn:
         raise UserError("this model reads from right to left, and lm-eval's tasks from left to right")

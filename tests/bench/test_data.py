@@ -103,7 +103,7 @@ def test_random_rows_are_token_shards_as_preparation_writes_them(tmp_path):
     folder = write_random_rows(tmp_path / "rows", rows=ROWS, sequence_length=LENGTH)
     header = read_manifest(folder.folder).header
     assert (header.is_complete, header.rows, header.documents) == (True, (ROWS, 0, 0), ROWS)
-    ids, rows_NT = folder.open().at(np.arange(ROWS))
+    ids, rows_NT = folder.open().samples.at(np.arange(ROWS))
     assert len(set(ids.tolist())) == ROWS
     assert rows_NT.max() > 2**15  # of a whole vocabulary
 

@@ -97,7 +97,9 @@ MISTAKES = {
     "data.rows_per_shard=0": "data: want rows_per_shard and max_document_bytes of at least 1",
     "data.pairs={mask_share: 0}": "data.pairs: want 0 < mask_share <= 1 and 0 <= short_share <= 1, got 0 and 0.1",
     "data.pairs={max_predictions: 0}": "data.pairs: want max_predictions of at least 1, got 0",
-    "data.pairs={sentence_task: nps}": "data.pairs.sentence_task: want one of sop, nsp, got 'nps'; did you mean 'nsp'?",
+    "data.pairs={sentence_task: nps}": (
+        "data.pairs.sentence_task: want one of sop, nsp, none, got 'nps'; did you mean 'nsp'?"
+    ),
     "data.pairs={sentence_task: nsp}": "data.pairs: only a model of kind bert reads pairs of sentences, not 'gpt'",
     "model={kind: bert, layers: 1, width: 8, heads: 1, sequence_length: 4, vocab_size: 9}": (
         "model: want a sequence_length of at least 5"

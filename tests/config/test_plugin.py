@@ -43,7 +43,7 @@ def test_a_job_drops_by_a_method_that_is_a_file(tmp_path: Path) -> None:
 def test_a_job_trains_by_a_task_that_is_a_file(tmp_path: Path) -> None:
     config = load_job(TASK)
     rows_BT = np.arange(12).reshape(2, 6)
-    batch = config.task.build(config).batch(np.arange(2), rows_BT, 0)
+    batch = config.task.build(config).open(tmp_path).batch(np.arange(2), rows_BT, 0)
     assert batch.inputs()["input_ids_BS"].tolist() == [[5, 4, 3, 2, 1], [11, 10, 9, 8, 7]]
     assert batch.inputs()["labels_BS"].tolist() == [[4, 3, 2, 1, 0], [10, 9, 8, 7, 6]]
     again = tmp_path / "job.yaml"
@@ -54,7 +54,7 @@ def test_a_job_trains_by_a_task_that_is_a_file(tmp_path: Path) -> None:
 def test_a_task_that_is_not_there_is_named() -> None:
     with pytest.raises(UserError, match=r"task\.kind: no file none\.py in "):
         load_job(TASK, ["task.kind=none.py:Task"])
-    with pytest.raises(UserError, match=r"task\.kind: want one of causal_lm, got 'causal_ln'; did you mean"):
+    with pytest.raises(UserError, match=r"task\.kind: want one of causal_lm, masked_lm, got 'causal_ln'; did you mean"):
         load_job(TASK, ["task={kind: causal_ln}"])
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from pairs import LENGTH, texts, write_pairs
 from tokendrop.config.data import PairsConfig
 from tokendrop.data.prepare.encoder import Encoder
-from tokendrop.data.read.batches import MicroBatches, pair_batch
+from tokendrop.data.read.batches import MicroBatches
 from tokendrop.data.read.mask_tokens import IGNORED
 from tokendrop.data.read.order import ROW_BITS, SampleOrder, first_ids
 from tokendrop.data.read.pairs import (
@@ -24,6 +24,7 @@ from tokendrop.data.shards.format import MANIFEST, SHARDS
 from tokendrop.data.tokenizer import load_tokenizer, pair_vocabulary
 from tokendrop.models.batch import BertBatch
 from tokendrop.schedule.batch import BatchSplit
+from tokendrop.tasks.masked_lm import pair_batch
 
 WINDOW = 64
 TASKS = pytest.mark.parametrize("task", ["sop", "nsp"])

@@ -14,7 +14,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.data.prepare.encoder import Encoder
 from tokendrop.data.prepare.pipeline import prepare
-from tokendrop.data.read.batches import MicroBatches, pair_batch
+from tokendrop.data.read.batches import MicroBatches
 from tokendrop.data.read.mask_tokens import IGNORED
 from tokendrop.data.read.pair_runs import pair_row_length, read_runs
 from tokendrop.data.read.pairs import PairMaker, PairSamples, held_out_pairs
@@ -23,6 +23,7 @@ from tokendrop.data.shards.format import TOKENIZER
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.data.tokenizer import PAIR_TOKENS, load_tokenizer, pair_vocabulary
 from tokendrop.errors import UserError
+from tokendrop.tasks.masked_lm import pair_batch
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -21,9 +21,9 @@ from tokendrop.data.prepare.writer import ShardWriter
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.data.shards.format import FORMAT, TOKENIZER, Header
 from tokendrop.launch.stream import RankSamples, StreamedSamples
-from tokendrop.models.batch import Batch, Samples
+from tokendrop.models.batch import Batch
 from tokendrop.schedule.batch import BatchSplit
-from tokendrop.train.task import Task
+from tokendrop.train.task import TaskData
 
 MICRO_BATCH = 8
 _VOCABULARY = 50257
@@ -43,14 +43,9 @@ class TokenFolder:
     config: ExperimentConfig
     """A job that reads them once."""
 
-    @property
-    def task(self) -> Task:
-        """What makes batches of them."""
-        return self.config.task.build(self.config)
-
-    def open(self) -> Any:
-        """The rows as a run trains on them: `MappedSamples`."""
-        return self.task.open(self.folder).samples
+    def open(self) -> TaskData:
+        """The rows as a run trains on them."""
+        return self.config.task.build(self.config).open(self.folder)
 
 
 def write_random_rows(folder: Path, *, rows: int, sequence_length: int) -> TokenFolder:
@@ -110,7 +105,7 @@ def _block(tokens_DT: np.ndarray, first: int) -> pa.Table:
 
 def our_epochs(folder: TokenFolder) -> dict[str, Epoch]:
     """Rows in their order, and as a run trains on them."""
-    samples = folder.open()
+    samples: Any = folder.open().samples
     places = [np.arange(first, first + MICRO_BATCH) for first in range(0, folder.rows, MICRO_BATCH)]
     return {
         "sequential": lambda: (torch.from_numpy(samples.rows.read(ids)) for ids in places),
@@ -179,9 +174,10 @@ def seek_times(folder: TokenFolder, tries: int) -> tuple[list[float], list[float
         split = BatchSplit(global_batch=size, micro_batch=MICRO_BATCH, world_size=workers)
         step, rank = draw.randrange(farthest // size), draw.randrange(workers)
         started = time.perf_counter()
-        samples = folder.open()
+        data = folder.open()
+        _ = data.samples
         opened.append(time.perf_counter() - started)
-        batches = _batches(folder, samples, split, rank)
+        batches = _batches(folder, data, split, rank)
         started = time.perf_counter()
         next(batches.of_step(step))
         sought.append(time.perf_counter() - started)
@@ -201,6 +197,6 @@ def wait_fraction(folder: TokenFolder, *, tokens_per_s: float, seconds: float) -
     return waited / (time.perf_counter() - started)
 
 
-def _batches(folder: TokenFolder, samples: Samples, split: BatchSplit, rank: int) -> MicroBatches[Batch]:
+def _batches(folder: TokenFolder, data: TaskData, split: BatchSplit, rank: int) -> MicroBatches[Batch]:
     nothing = np.zeros(1, np.int64), np.zeros((1, folder.config.model.sequence_length + 1), np.int64)
-    return MicroBatches(folder.task.batch, train=samples, validation=nothing, split=split, rank=rank)
+    return MicroBatches(data.batch, train=data.samples, validation=nothing, split=split, rank=rank)

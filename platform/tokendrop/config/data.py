@@ -40,13 +40,17 @@ class SourceConfig:
             raise ValueError(f"want a weight above 0, got {self.weight:g}")
 
 
+SPECIAL_TOKENS = 3
+"""Of a pair of sentences: [CLS] A [SEP] B [SEP]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairsConfig:
     """What BERT learns from pairs of sentences; the defaults are what Megatron-LM does."""
 
-    sentence_task: Literal["sop", "nsp"] = "sop"
+    sentence_task: Literal["sop", "nsp", "none"] = "sop"
     """Half of the pairs are made wrong, to be told from the others: by sentence order (SOP) B stands before A, by next
-    sentence (NSP) another text stands in B's place."""
+    sentence (NSP) another text stands in B's place. With none, all are right, and the model has no such head."""
     mask_share: float = 0.15
     """Share of the tokens to predict: of these 80% read [MASK], 10% another token, 10% stay."""
     max_predictions: int | None = None
@@ -63,6 +67,10 @@ class PairsConfig:
             )
         if self.max_predictions is not None and self.max_predictions < 1:
             raise ValueError(f"want max_predictions of at least 1, got {self.max_predictions}")
+
+    def most_labels(self, sequence_length: int) -> int:
+        """Tokens to predict in one sequence, at most."""
+        return min(ceil(self.mask_share * sequence_length), self.max_predictions or sequence_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

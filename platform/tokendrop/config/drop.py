@@ -50,6 +50,11 @@ class DropMethod(ABC):
         """The schedule of the layers that `by_layer` does not name, behind the key that gives it."""
         return "drop.schedule", self.schedule
 
+    @property
+    def keeps_special(self) -> bool:
+        """Whether the batch's special tokens stay in every layer."""
+        return False
+
     def selector(self) -> Any:
         """Who stays: a `tokendrop.method.Selector`; None for a uniform draw."""
         return None
@@ -98,6 +103,12 @@ class RandomLtd(LayerByLayer):
     """Random and layerwise token dropping: each layer but the whole ones has a draw of its own (section 3.1)."""
 
     method: Literal["random_ltd"] = "random_ltd"
+    keep_special_tokens: bool = False
+    """Whether [CLS] and [SEP] stay in every layer, among the kept length; the paper drops them like all others."""
+
+    @property
+    def keeps_special(self) -> bool:
+        return self.keep_special_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import ceil
 
-from tokendrop.config.data import DataConfig, PairsConfig
+from tokendrop.config.data import SPECIAL_TOKENS, DataConfig, PairsConfig
 from tokendrop.config.drop import DropConfig, NoDropping
 from tokendrop.config.files import not_a_folder
 from tokendrop.config.layers import naming
@@ -53,6 +53,16 @@ class ExperimentConfig:
             raise ValueError(f"data.pairs: only a model of kind bert reads pairs of sentences, not '{self.model.kind}'")
         self.drop.check(self.model.vocab_size)
         _ = self.plan  # raises where two branches do not fit together
+        if self.drop.keeps_special:
+            self._check_special_tokens()
+
+    def _check_special_tokens(self) -> None:
+        shortest = min((kept for segment in self.plan.segments for kept in segment.kept), default=SPECIAL_TOKENS)
+        if self.model.reads != "sentence_pairs" or shortest < SPECIAL_TOKENS:
+            raise ValueError(
+                f"drop.keep_special_tokens: want pairs of sentences and kept lengths of at least {SPECIAL_TOKENS}, the"
+                f" special tokens of a pair; got a model of kind '{self.model.kind}' and a kept length of {shortest}"
+            )
 
     def __repr__(self) -> str:
         """Without secrets: Ray shows it to everybody in its dashboard."""
@@ -97,7 +107,8 @@ class ExperimentConfig:
     @cached_property
     def fixed_plan(self) -> RunPlan:
         """The same run on `scaling.workers` at every step."""
-        train, shape = self.train, replace(self.model.shape, head_drops=self.drop.cuts)
+        train, head_tokens = self.train, self.task.head_tokens(self)
+        shape = replace(self.model.shape, head_drops=self.drop.cuts, head_tokens=head_tokens)
         with naming("train.global_batch"):
             batch = BatchSplit(
                 global_batch=train.global_batch,

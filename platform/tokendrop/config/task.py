@@ -29,6 +29,14 @@ class TaskConfig(ABC):
         """What people read beside a validation loss, by name."""
         return {}
 
+    def head_tokens(self, config: Any) -> int | None:
+        """Tokens of each sequence that the model's head reads, for the plan's FLOPs; None for all of them.
+
+        Args:
+            config: the whole job.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalLm(TaskConfig):
@@ -46,7 +54,22 @@ class CausalLm(TaskConfig):
         return {"perplexity": perplexity(val_loss)}
 
 
-AnyTask = CausalLm | TaskConfig
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedLm(TaskConfig):
+    """Predict masked tokens, and whether two sentences follow each other (Devlin et al. 2019)."""
+
+    IMPLEMENTATION: ClassVar = "tokendrop.tasks.masked_lm:MaskedLmTask"
+
+    kind: Literal["masked_lm"] = "masked_lm"
+
+    def build(self, config: Any) -> Any:
+        return import_class(self.IMPLEMENTATION)(config)
+
+    def head_tokens(self, config: Any) -> int | None:
+        return config.data.pairs.most_labels(config.model.sequence_length)
+
+
+AnyTask = CausalLm | MaskedLm | TaskConfig
 """All tasks; `TaskConfig` stands for those of the user's own."""
 
 

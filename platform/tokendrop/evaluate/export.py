@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from tokendrop.atomic import atomic_folder
-from tokendrop.data.tokenizer import END_OF_TEXT
+from tokendrop.data.tokenizer import CLS, END_OF_TEXT, MASK, PAD, SEP, UNKNOWN
 from tokendrop.errors import UserError
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.track.run_folder import open_run_folder
@@ -42,16 +43,19 @@ def export_checkpoint(path: Path, to: Path) -> tuple[Path, str]:
 def as_fast_tokenizer(tokenizer: Tokenizer, sequence_length: int) -> PreTrainedTokenizerFast:
     """The run's tokenizer as transformers wants it.
 
-    Without its post-processor, which in some tokenizers puts special tokens around a text: training had none.
+    Its post-processor puts around a text what training had there: of text nothing, of pairs [CLS] A [SEP] B [SEP].
     """
     plain = Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
+    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+    if plain.token_to_id(CLS) is not None and plain.token_to_id(END_OF_TEXT) is None:
+        special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
+        plain.post_processor = TemplateProcessing(
+            single=f"{CLS} $A {SEP}",
+            pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
+            special_tokens=[(token, plain.token_to_id(token)) for token in (CLS, SEP)],
+        )
     return PreTrainedTokenizerFast(
-        tokenizer_object=plain,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        unk_token=END_OF_TEXT,
-        model_max_length=sequence_length,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=plain, model_max_length=sequence_length, clean_up_tokenization_spaces=False, **special
     )
 
 

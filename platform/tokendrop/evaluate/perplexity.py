@@ -28,14 +28,15 @@ def validation_perplexity(path: Path) -> dict[str, Any]:
     """
     _, run = locate(path)
     config, data = open_run_folder(run)
-    ids, rows = config.task.build(config).open(data).held_out()
+    opened = config.task.build(config).open(data)
+    ids, rows = opened.held_out()
     if len(ids) == 0:
         raise UserError(f"{data}: it holds no validation rows")
     device = pick_device()
     dtype = precision_here(config.train.precision, device)
     model, _, task = load_run(path, torch.promote_types(dtype, torch.float32))
     engine = Engine(model.to(device), build_optimizer(model, config.train), dtype, loss=task.loss)
-    batches = held_out_batches(task.batch, ids, rows, micro_batch=config.train.micro_batch)
+    batches = held_out_batches(opened.batch, ids, rows, micro_batch=config.train.micro_batch)
     loss = held_out_mean(engine, ((batch.to(device), counts) for batch, counts in batches))
     return {"val_loss": loss, **config.task.figures(loss), "rows": len(ids)}
 

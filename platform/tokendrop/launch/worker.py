@@ -16,7 +16,7 @@ from tokendrop.errors import UserError
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
 from tokendrop.track.journal import Journal
-from tokendrop.track.run_folder import CHECKPOINTS, ENVIRONMENT, JOB
+from tokendrop.track.run_folder import CHECKPOINTS, ENVIRONMENT, JOB, TOKENIZER
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.device import describe_device, tune_cpu
 from tokendrop.train.loop import TrainComponents
@@ -91,10 +91,9 @@ def batches_of(
 ) -> MicroBatches[Batch]:
     """This worker's share of the training samples, and of the held-out rows."""
     config = spec.config
-    trained = config.task.build(config)
-    data = trained.open(spec.data)
+    data = config.task.build(config).open(spec.data, tokenizer=spec.run / TOKENIZER)
     return MicroBatches(
-        trained.batch,
+        data.batch,
         train=samples or data.samples,
         validation=spec.held_out or data.held_out(),
         split=replace(config.plan.batch, world_size=world_size),

@@ -19,6 +19,8 @@ class ModelShape:
     causal: bool
     head_drops: bool = False
     """Whether dropped tokens do not come back before the head: the sequences themselves are cut."""
+    head_tokens: int | None = None
+    """Tokens of a sequence that the head reads; None for all that reach it."""
 
     @property
     def parameters(self) -> int:
@@ -40,11 +42,13 @@ class ModelShape:
         if not 0 <= dropped_layers <= self.layers:
             raise ValueError(f"want 0..{self.layers} dropped layers, got {dropped_layers}")
         work = [(self.layers - dropped_layers, 1, self.sequence_length), (dropped_layers, 1, kept)]
-        return self.flops_of(work, sequences=1, head_tokens=kept if self.head_drops else self.sequence_length)
+        return self.flops_of(work, sequences=1, kept=kept)
 
-    def flops_of(self, work: Iterable[Work], *, sequences: int, head_tokens: int) -> int:
-        """The same of any work of the layers, and of a head that sees so many tokens of so many sequences."""
+    def flops_of(self, work: Iterable[Work], *, sequences: int, kept: int) -> int:
+        """The same of any work of the layers, and of a head on so many sequences with so many kept tokens."""
         layers = sum(layers * some * self._layer_flops(tokens) for layers, some, tokens in work)
+        reaching = kept if self.head_drops else self.sequence_length
+        head_tokens = reaching if self.head_tokens is None else min(reaching, self.head_tokens)
         return 3 * (layers + sequences * 2 * head_tokens * self.width * self.vocab_size)
 
     def _layer_flops(self, tokens: int) -> int:

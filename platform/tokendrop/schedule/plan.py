@@ -211,7 +211,6 @@ def _segments(
         seen, dropped = sum(map(_layer_tokens, work)), layers.total()
         mean = _rounded(seen, dropped * batch.global_batch) if dropped else shape.sequence_length
         work.append((shape.layers - dropped, batch.global_batch, shape.sequence_length))
-        head_tokens = mean if shape.head_drops else shape.sequence_length
         segment = Segment(
             start=start,
             stop=stop,
@@ -223,7 +222,7 @@ def _segments(
             layer_tokens_before=layer_tokens,
             layer_tokens_per_step=sum(map(_layer_tokens, work)),
             flops_before=flops,
-            flops_per_step=shape.flops_of(work, sequences=batch.global_batch, head_tokens=head_tokens),
+            flops_per_step=shape.flops_of(work, sequences=batch.global_batch, kept=mean),
         )
         yield segment
         layer_tokens += (stop - start) * segment.layer_tokens_per_step

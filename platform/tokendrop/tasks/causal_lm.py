@@ -30,7 +30,7 @@ class CausalLmTask:
             UserError: the job's model is no GPT.
         """
         if not isinstance(config.model, GptConfig):
-            raise UserError(f"model.kind: '{config.model.kind}' can be planned but not trained yet; want 'gpt'")
+            raise UserError(f"task.kind: 'causal_lm' trains a model of kind gpt, not '{config.model.kind}'")
         self.config, self.model_config = config, config.model
 
     def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> Gpt:
@@ -39,11 +39,8 @@ class CausalLmTask:
     def layers(self, model: nn.Module) -> nn.ModuleList:
         return _gpt(model).blocks
 
-    def open(self, shards: Path) -> "TextData":
+    def open(self, shards: Path, *, tokenizer: Path | None = None) -> "TextData":
         return TextData(self.config, shards)
-
-    def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:
-        return text_batch(ids_B, rows_BT, number)
 
     def random_batch(self, size: int, device: torch.device) -> TextBatch:
         shape = size, self.model_config.sequence_length + 1
@@ -86,6 +83,9 @@ class TextData:
         rows = Rows(self.shards, "validation", reader=self._manifest)
         ids = held_out_ids(self.config.data, rows.committed, self.config.evaluate.sequences)
         return ids, rows.read(ids)
+
+    def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:
+        return text_batch(ids_B, rows_BT, number)
 
 
 def text_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:

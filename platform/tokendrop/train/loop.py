@@ -18,7 +18,7 @@ from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.figures import HostCopy, StartedStep
-from tokendrop.train.held_out import held_out_mean
+from tokendrop.train.held_out import held_out_mean, labels_per_sample
 from tokendrop.train.report import Recorder, StepReport
 
 
@@ -132,10 +132,8 @@ def accumulate(
     losses: list[Tensor] = []
     sample_ids: list[int] = []
     data_time = 0.0
-    segment = plan.at(step)
-    for batch, waited in timed(parts.batches.of_step(step)):
-        if config.drop.cuts:
-            batch = batch.cut(segment.kept_length)
+    segment, keeps_special = plan.at(step), config.drop.keeps_special
+    for batch, waited in micro_batches(config, parts, step, segment.kept_length):
         if parts.dropping is not None:
             parts.dropping.draw(
                 kept_length=segment.kept_by_route,
@@ -145,6 +143,7 @@ def accumulate(
                 device=batch.device,
                 places=plan.batch.places(batch.number),
                 global_batch=plan.batch.global_batch,
+                always=batch.special_BS if keeps_special and batch.special_BS is not None else (),
                 scores=None if parts.scores is None else parts.scores.of(batch.inputs()["input_ids_BS"]),
             )
         if config.model.dropout:
@@ -159,6 +158,27 @@ def accumulate(
         sample_ids += batch.sample_ids_B.tolist()
         data_time += waited
     return torch.stack(losses).mean(), sample_ids, data_time
+
+
+def micro_batches(
+    config: ExperimentConfig, parts: TrainComponents, step: int, kept_length: int
+) -> Iterator[tuple[Batch, float]]:
+    """This worker's micro batches of a step as the model reads them, each with the seconds that it was waited for.
+
+    Where their numbers of labels differ, all of them are made before the first one is trained on, so that the mean of
+    their losses is that over all labels of the global batch.
+    """
+    batches = timed(parts.batches.of_step(step))
+    if config.drop.cuts:
+        batches = ((batch.cut(kept_length), waited) for batch, waited in batches)
+    first, waited = next(batches)
+    if first.labels() is None:
+        yield first, waited
+        yield from batches
+        return
+    everything = [(first, waited), *batches]
+    mean = labels_per_sample(parts.engine, [(batch, len(batch.sample_ids_B)) for batch, _ in everything])
+    yield from ((batch.weighed(mean), waited) for batch, waited in everything)
 
 
 def validate(parts: TrainComponents) -> float:

@@ -39,6 +39,16 @@ class TaskData(Protocol):
         """The held-out samples that validation reads: their ids and rows."""
         ...
 
+    def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> Batch:
+        """A micro batch on the host, a function of its samples alone.
+
+        Args:
+            ids_B: sample ids.
+            rows_BT: their rows, as `samples` and `held_out` give them.
+            number: of the micro batch within its global batch.
+        """
+        ...
+
 
 class Task(Protocol):
     """How a job becomes a model, batches, a loss and an export; made by `config.task.build(config)`."""
@@ -54,21 +64,13 @@ class Task(Protocol):
         """The layers in order, as `drop` and the plan number them."""
         ...
 
-    def open(self, shards: Path) -> TaskData:
-        """What there is to train on and to validate on; the manifest is read once for both.
-
-        Raises:
-            UserError: this is no folder of token shards.
-        """
-        ...
-
-    def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> Batch:
-        """A micro batch on the host, a function of its samples alone.
+    def open(self, shards: Path, *, tokenizer: Path | None = None) -> TaskData:
+        """What there is to train on and to validate on; the manifest is read once for both, when first asked.
 
         Args:
-            ids_B: sample ids.
-            rows_BT: their rows, as `open` gives them.
-            number: of the micro batch within its global batch.
+            tokenizer: where it lies, for workers that do not see the folder of the shards; beside them if left out.
+        Raises:
+            UserError: this is no folder of token shards.
         """
         ...
 

@@ -1,7 +1,6 @@
 """A worker's micro batches: rows found by arithmetic from the step, whatever the world size."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -10,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokendrop.data.read.pairs import PairMaker
 from tokendrop.data.read.prefetch import Prefetcher
-from tokendrop.models.batch import Batch, BertBatch, HeldOut, Samples
+from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.schedule.batch import BatchSplit
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
@@ -121,9 +119,3 @@ def _read(
     ids_B, rows_BT = train.at(np.arange(first, first + split.micro_batch))
     batch = make(ids_B, rows_BT, number)
     return (batch, None) if copies is None else copies.copy(batch)
-
-
-def pair_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int, *, pairs: PairMaker) -> BertBatch:
-    """Of pairs of sentences, masked; held-out rows are as `with_negative_segments` gives them where the task is NSP."""
-    tensors = {name: torch.from_numpy(array) for name, array in asdict(pairs(ids_B, rows_BT)).items()}
-    return BertBatch(**tensors, sample_ids_B=torch.from_numpy(ids_B), number=number)

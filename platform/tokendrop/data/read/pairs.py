@@ -40,6 +40,7 @@ class PairArrays:
     attention_mask_BS: NDArray[np.bool_]
     labels_BS: NDArray[np.int64]
     sentence_labels_B: NDArray[np.int64]
+    special_BS: NDArray[np.bool_]
 
 
 class PairMaker:
@@ -64,13 +65,15 @@ class PairMaker:
         read_BS, labels_BS = mask_tokens(
             ids_BS, masked_BS, mask=self.vocabulary.mask, ordinary_N=self.vocabulary.ordinary_N, keys_B=keys_B
         )
-        return PairArrays(read_BS, types_BS, real_BS, labels_BS, labels_B)
+        return PairArrays(read_BS, types_BS, real_BS, labels_BS, labels_B, real_BS & ~text_BS)
 
     def pairs(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64]) -> tuple[Pairs, NDArray[np.int64]]:
         """Pairs with the task done, and their labels: 1 where A and B do not follow each other."""
         length = pair_row_length(self.sequence_length)
         runs = read_runs(rows_BT[:, :length], sequence_length=self.sequence_length)
         pairs = split_runs(runs, self._bits(_SPLIT, ids_B))
+        if self.config.sentence_task == "none":
+            return pairs, np.zeros_like(ids_B)
         wrong_B = self._bits(_TASK, ids_B) >> np.uint64(63) == 1
         if self.config.sentence_task == "sop":
             return swap(pairs, wrong_B), wrong_B.astype(np.int64)
@@ -93,7 +96,7 @@ class PairSamples(MappedSamples):
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Sample ids (B,) and their rows, as `with_negative_segments` gives them."""
         ids_B, rows_BT = super().at(positions)
-        if self.config.sentence_task == "sop":
+        if self.config.sentence_task != "nsp":
             return ids_B, rows_BT
         counts = self.rows.committed.rows
         return ids_B, with_negative_segments(
@@ -130,7 +133,7 @@ def held_out_pairs(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Held-out sample ids, the first of each source, and their rows; negative segments are among them."""
     rows_NT = rows.read(ids_N)
-    if config.sentence_task == "sop":
+    if config.sentence_task != "nsp":
         return ids_N, rows_NT
     sources = len(rows.committed.rows)
     counts = np.bincount(rows_of(ids_N, sources=sources)[0], minlength=sources)

@@ -1,0 +1,146 @@
+"""Neither workers, micro batches nor a resize show in what a BERT learns."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from groups import together
+from pairs import LENGTH, texts, write_pairs
+from tiny import assert_same, experiment
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.read.batches import MicroBatches
+from tokendrop.errors import UserError
+from tokendrop.track.journal import Journal, read_ledger, read_steps
+from tokendrop.track.run_folder import CHECKPOINTS
+from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.checkpoint_index import committed
+from tokendrop.train.loop import TrainComponents, train
+from tokendrop.train.reader import load_weights
+from tokendrop.train.worker import build_engine
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+FLOAT64 = 1e-10
+LTD = {"kind": "linear", "start": 8, "until": "80%", "increment": 8}
+
+
+def job(**changes: object) -> ExperimentConfig:
+    """Six steps of a BERT on the pairs of `write_pairs`; dotted keys with `__` for the dots."""
+    sizes = {"layers": 3, "width": 16, "heads": 2, "sequence_length": LENGTH, "vocab_size": 448}
+    given = {"drop__schedule": LTD, "evaluate__sequences": 13, "train__micro_batch": 1} | changes
+    norm = given.pop("norm", "post")
+    return experiment(model={"kind": "bert", **sizes, "norm": norm}, task={"kind": "masked_lm"}, **given)
+
+
+CASES = {
+    "random-LTD, NSP": job(data__pairs={"sentence_task": "nsp"}),
+    "special tokens kept, SOP": job(drop__keep_special_tokens=True),
+    "pre-LN, no sentence task, few predictions": job(
+        norm="pre", data__pairs={"sentence_task": "none", "max_predictions": 2, "whole_words": False}
+    ),
+    "shared out": job(train__strategy="fsdp", train__activation_checkpointing=True),
+    "token bypass": job(drop__method="token_bypass", drop__special_tokens=[2, 3, 4]),
+    "sequence warm-up": job(drop__method="sequence_warmup"),
+}
+
+
+def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> None:
+    """What a worker does: from the last checkpoint of a run to a step."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    run.mkdir(exist_ok=True)
+    engine, dropping = build_engine(config, torch.device("cpu"))
+    scores = config.drop.scores(config.model.vocab_size)
+    checkpoints = Checkpoints(run / CHECKPOINTS, keep=9, meta={}, scores=scores)
+    newest = checkpoints.newest()
+    start = checkpoints.load(engine, newest) if newest else 0
+    opened = config.task.build(config).open(data)
+    split = replace(config.plan.batch, world_size=world_size)
+    parts = TrainComponents(
+        engine=engine,
+        dropping=dropping,
+        batches=MicroBatches(opened.batch, train=opened.samples, validation=opened.held_out(), split=split, rank=rank),
+        checkpoints=checkpoints,
+        recorder=Journal(run, rank=rank, world_size=world_size, start=start),
+        world_size=world_size,
+        scores=scores,
+    )
+    train(config, parts, start=start, stop=stop)
+
+
+def leg(data: Path, folder: Path, stop: int, micro_batch: int) -> None:
+    """All that the workers of one leg do."""
+    for name, config in CASES.items():
+        changed = replace(config, train=replace(config.train, micro_batch=micro_batch))
+        train_until(changed, data, folder / name, stop)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """The same runs by one worker, by one with larger micro batches, and by 1, 2 and 4 one after the other."""
+    base = tmp_path_factory.mktemp("masked_lm")
+    write_pairs(base / "data", texts(60))
+    ways = {"one": [(1, 6, 1)], "larger": [(1, 6, 4)], "resized": [(1, 2, 2), (2, 4, 2), (4, 6, 2)]}
+    for way, legs in ways.items():
+        (base / way).mkdir()
+        for workers, stop, micro_batch in legs:
+            together(workers, leg, base / "data", base / way, stop, micro_batch)
+    return {way: base / way for way in ways}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("way", ["larger", "resized"])
+def test_losses_and_weights_are_those_of_one_worker(runs, case: str, way: str) -> None:
+    expected, found = (read_steps(runs[one] / case) for one in ("one", way))
+    for key in ("loss", "grad_norm", "val_loss"):
+        values = [[row[key] for row in rows if row[key] is not None] for rows in (expected, found)]
+        np.testing.assert_allclose(values[1], values[0], rtol=FLOAT64)
+        assert len(values[0]) == (2 if key == "val_loss" else 6)
+    weights = [weights_of(CASES[case], runs[one] / case) for one in ("one", way)]
+    assert_same(*weights, tolerance=FLOAT64)
+
+
+def weights_of(config: ExperimentConfig, run: Path) -> dict[str, torch.Tensor]:
+    model = config.task.build(config).build_model(seed=0).double()
+    load_weights(model, committed(run / CHECKPOINTS)[-1])
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_sample_is_trained_on_once_by_one_worker(runs, case: str) -> None:
+    by_step: dict[str, dict[int, list[int]]] = {}
+    for way, folder in runs.items():
+        for row in read_ledger(folder / case):
+            by_step.setdefault(way, {}).setdefault(row["step"], []).extend(row["sample_ids"])
+    orders = [{step: sorted(ids) for step, ids in found.items()} for found in by_step.values()]
+    assert orders[0] == orders[1] == orders[2]
+    assert all(len(set(ids)) == 8 for ids in orders[0].values())
+
+
+def test_special_tokens_stay_where_they_are_to_stay(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "data", texts(60))
+    config = CASES["special tokens kept, SOP"]
+    _, dropping = build_engine(config, torch.device("cpu"))
+    opened = config.task.build(config).open(tmp_path / "data")
+    batch = opened.batch(*opened.samples.at(np.arange(4)), 0)
+    assert batch.special_BS.sum(1).tolist() == [3] * 4
+    assert batch.special_BS[:, 0].all()
+    dropping.draw(kept_length=4, step=0, sample_ids=batch.sample_ids_B, sequence_length=LENGTH, always=batch.special_BS)
+    assert batch.special_BS.gather(1, dropping.kept(1)).sum(1).tolist() == [3] * 4
+
+
+def test_special_tokens_are_refused_where_there_is_no_room_for_them() -> None:
+    with pytest.raises(UserError, match=r"drop\.keep_special_tokens: .*kept lengths of at least 3.*kept length of 2"):
+        job(drop__keep_special_tokens=True, drop__schedule={**LTD, "start": 2})
+    with pytest.raises(UserError, match=r"drop\.keep_special_tokens: .*got a model of kind 'gpt'"):
+        experiment(drop__keep_special_tokens=True)
+
+
+@pytest.mark.parametrize(("kind", "model"), [("masked_lm", "gpt"), ("causal_lm", "bert")])
+def test_a_task_wants_its_own_kind_of_model(kind: str, model: str) -> None:
+    config = replace(job() if model == "bert" else experiment(), task=experiment(task={"kind": kind}).task)
+    with pytest.raises(UserError, match=rf"^task\.kind: '{kind}' trains a model of kind \w+, not '{model}'$"):
+        config.task.build(config)
