@@ -1,5 +1,6 @@
 """A task of one's own: a language model that reads from right to left and predicts the token before."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,5 +43,5 @@ class RightToLeft(TaskConfig):
     def build(self, config: ExperimentConfig) -> RightToLeftTask:
         return RightToLeftTask(config)
 
-    def figures(self, val_loss: float) -> dict[str, float]:
+    def figures(self, val_loss: float, measured: Mapping[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(val_loss)}

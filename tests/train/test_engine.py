@@ -83,7 +83,7 @@ def test_evaluation_drops_nothing_keeps_no_graph_and_goes_back_to_training() -> 
     plain, one = engine(), engine()
     batch = rows_of(range(4))
     draw(attach(one.model, seed=1), batch)
-    loss = one.evaluate(batch)
+    loss = one.evaluate(batch).mean
     assert torch.equal(loss, plain.model(batch.input_ids_BS, batch.labels_BS))
     assert not loss.requires_grad
     assert one.model.training

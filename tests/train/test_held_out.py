@@ -37,7 +37,7 @@ def loss_of(strategy: str, *, micro_batch: int, rows: int, world_size: int = 1, 
     assert dropping is not None
     dropping.draw(kept_length=4, step=0, sample_ids=torch.arange(rows), sequence_length=TOKENS)
     share = held_out_batches(text_batch, *held_out(rows), micro_batch=micro_batch, world_size=world_size, rank=rank)
-    return held_out_mean(engine, share)
+    return held_out_mean(engine, share)[0]
 
 
 @cache

@@ -99,6 +99,8 @@ def test_losses_and_weights_are_those_of_one_worker(runs, case: str, way: str) -
         values = [[row[key] for row in rows if row[key] is not None] for rows in (expected, found)]
         np.testing.assert_allclose(values[1], values[0], rtol=FLOAT64)
         assert len(values[0]) == (2 if key == "val_loss" else 6)
+    figures = [[row["val_figures"] for row in rows if row["val_figures"] is not None] for rows in (expected, found)]
+    assert figures[1] == [pytest.approx(one, rel=FLOAT64) for one in figures[0]]
     weights = [weights_of(CASES[case], runs[one] / case) for one in ("one", way)]
     assert_same(*weights, tolerance=FLOAT64)
 
@@ -107,6 +109,33 @@ def weights_of(config: ExperimentConfig, run: Path) -> dict[str, torch.Tensor]:
     model = config.task.build(config).build_model(seed=0).double()
     load_weights(model, committed(run / CHECKPOINTS)[-1])
     return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_figures_are_those_of_the_validation_rows_all_at_once(runs, case: str) -> None:
+    config, run = CASES[case], runs["one"] / case
+    task = config.task.build(config)
+    opened = task.open(run.parent.parent / "data")
+    model = task.build_model(seed=0).double().eval()
+    load_weights(model, committed(run / CHECKPOINTS)[-1])
+    with torch.no_grad():
+        batch = opened.batch(*opened.held_out(), 0)
+        loss = model(batch)
+        hidden = model.hidden(batch.input_ids_BS, batch.token_types_BS, batch.attention_mask_BS)
+        is_label_BS = batch.labels_BS >= 0
+        hits = model.token_logits(hidden).argmax(-1)[is_label_BS] == batch.labels_BS[is_label_BS]
+    last = read_steps(run)[-1]
+    assert last["val_loss"] == pytest.approx(loss.mean.item(), rel=FLOAT64)
+    assert last["val_figures"]["mlm_accuracy"] == pytest.approx(hits.double().mean().item(), rel=FLOAT64)
+    mlm = loss.token_losses_BS.sum() / is_label_BS.sum()
+    assert last["val_figures"]["mlm_loss"] == pytest.approx(mlm.item(), rel=FLOAT64)
+    sentence_task = config.data.pairs.sentence_task
+    if sentence_task == "none":
+        assert last["val_figures"].keys() == {"mlm_loss", "mlm_accuracy"}
+    else:
+        likely_B = model.sentence_logits(hidden).argmax(-1) == batch.sentence_labels_B
+        accuracy = last["val_figures"][f"{sentence_task}_accuracy"]
+        assert accuracy == pytest.approx(likely_B.double().mean().item(), rel=FLOAT64)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -25,9 +26,13 @@ class TaskConfig(ABC):
             UserError: the job has a model that this task doesn't train.
         """
 
-    def figures(self, val_loss: float) -> dict[str, float]:
-        """What people read beside a validation loss, by name."""
-        return {}
+    def figures(self, val_loss: float, measured: Mapping[str, float]) -> dict[str, float]:
+        """What people read beside a validation loss, by name.
+
+        Args:
+            measured: what the task's losses had as figures: means over the held-out rows.
+        """
+        return dict(measured)
 
     def head_tokens(self, config: Any) -> int | None:
         """Tokens of each sequence that the model's head reads, for the plan's FLOPs; None for all of them.
@@ -50,7 +55,7 @@ class CausalLm(TaskConfig):
     def build(self, config: Any) -> Any:
         return import_class(self.IMPLEMENTATION)(config)
 
-    def figures(self, val_loss: float) -> dict[str, float]:
+    def figures(self, val_loss: float, measured: Mapping[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(val_loss)}
 
 

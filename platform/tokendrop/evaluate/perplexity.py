@@ -37,8 +37,8 @@ def validation_perplexity(path: Path) -> dict[str, Any]:
     model, _, task = load_run(path, torch.promote_types(dtype, torch.float32))
     engine = Engine(model.to(device), build_optimizer(model, config.train), dtype, loss=task.loss)
     batches = held_out_batches(opened.batch, ids, rows, micro_batch=config.train.micro_batch)
-    loss = held_out_mean(engine, ((batch.to(device), counts) for batch, counts in batches))
-    return {"val_loss": loss, **config.task.figures(loss), "rows": len(ids)}
+    loss, figures = held_out_mean(engine, ((batch.to(device), counts) for batch, counts in batches))
+    return {"val_loss": loss, **config.task.figures(loss, figures), "rows": len(ids)}
 
 
 def precision_here(precision: str, device: torch.device) -> torch.dtype:

@@ -65,7 +65,14 @@ class MaskedLmTask:
 
     def loss(self, model: nn.Module, batch: BertBatch) -> Loss:
         loss = model(batch)
-        return Loss(loss.mean, loss.token_losses_BS)
+        if torch.is_grad_enabled():
+            return Loss(loss.mean, loss.token_losses_BS)
+        tokens = loss.masked_tokens
+        figures = {"mlm_loss": (loss.token_losses_BS.sum(), tokens), "mlm_accuracy": (loss.token_hits, tokens)}
+        if loss.sentence_hits is not None:
+            pairs = torch.full_like(tokens, len(batch.labels_BS))
+            figures[f"{self.pairs.sentence_task}_accuracy"] = (loss.sentence_hits, pairs)
+        return Loss(loss.mean, loss.token_losses_BS, figures)
 
     def language_model(self, model: nn.Module) -> NoReturn:
         raise UserError("lm-eval's tasks want a model that predicts the next token; a BERT predicts masked ones")

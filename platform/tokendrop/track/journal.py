@@ -19,6 +19,7 @@ from tokendrop.train.report import StepReport
 STEPS, LEDGER, METRICS = "steps.parquet", "ledger.parquet", "metrics.jsonl"
 _PART = re.compile(r"(\d+)-(\d+)-rank\d+\.parquet")
 _NO_KEYS: Any = None  # a folder named key=value above the run is no column
+_OF_VALIDATION = ("val_loss", "val_figures")  # null at other steps
 _FLUSH_S, _TAIL_BYTES = 0.5, 4096
 _ROW_GROUP = 1024  # steps; who reads a few of them reads no more than such a group
 
@@ -62,7 +63,10 @@ class Journal:
     def commit(self, step: int) -> None:
         if self.rank == 0:
             self._flush()
-            self._write(STEPS, step, pa.Table.from_pylist([asdict(report) for report in self._reports], _STEPS_SCHEMA))
+            rows = [asdict(report) for report in self._reports]
+            for row in rows:
+                row["val_figures"] = None if row["val_figures"] is None else [*row["val_figures"].items()]
+            self._write(STEPS, step, pa.Table.from_pylist(rows, _STEPS_SCHEMA))
         steps = [report.step for report in self._reports]
         ledger = {
             "step": steps,
@@ -138,7 +142,7 @@ def uncommitted_parts(folder: Path, step: int) -> Iterator[Path]:
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
     """One row for each recorded step, in order, as in `StepReport`; raises as `read_part` does."""
-    return _read_all(folder / STEPS, _STEPS_SCHEMA).sort_by("step").to_pylist()
+    return _read_all(folder / STEPS, _STEPS_SCHEMA).sort_by("step").to_pylist(maps_as_pydicts="strict")
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
@@ -157,7 +161,7 @@ def read_part(part: Path, schema: pa.Schema, bounds: Sequence[tuple[str, str, in
         table = pq.read_table(
             part, schema=schema, filters=list(bounds) or None, partitioning=_NO_KEYS, page_checksum_verification=True
         )
-        if any(table.column(name).null_count for name in schema.names if name != "val_loss"):
+        if any(table.column(name).null_count for name in schema.names if name not in _OF_VALIDATION):
             raise ValueError("a value is missing")
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -219,11 +223,13 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _fits(key: str, value: Any) -> bool:
-    if key == "parts_s":
+    if key in _OF_VALIDATION and value is None:
+        return True
+    if key in ("parts_s", "val_figures"):
         return isinstance(value, dict) and all(isinstance(one, int | float) for one in value.values())
     if key == "lost":
         return isinstance(value, str)
-    return isinstance(value, int | float) or (key == "val_loss" and value is None)
+    return isinstance(value, int | float)
 
 
 # what a line of metrics.jsonl has, beside the key that says of which kind it is
@@ -238,6 +244,7 @@ _LINES: dict[str, tuple[str, ...]] = {
 _STEPS_SCHEMA = pa.schema(
     [(name, pa.int64()) for name in ("step", "kept_length", "tokens", "layer_tokens", "world_size")]
     + [(name, pa.float64()) for name in ("loss", "val_loss", "grad_norm", "lr", "flops", "data_time_s", "step_time_s")]
+    + [("val_figures", pa.map_(pa.string(), pa.float64()))]
 )
 LEDGER_SCHEMA = pa.schema(
     [

@@ -234,7 +234,9 @@ def _points(lines: list[dict[str, Any]], task: TaskConfig) -> Iterator[tuple[str
         for name, field in METRICS.items():
             if line[field] is not None:
                 yield name, float(line[field]), stamp, line["step"]
-        for name, value in task.figures(line["val_loss"]).items() if line["val_loss"] is not None else ():
+        if line["val_loss"] is None:
+            continue
+        for name, value in task.figures(line["val_loss"], line.get("val_figures") or {}).items():
             yield f"{name}/validation", value, stamp, line["step"]
 
 

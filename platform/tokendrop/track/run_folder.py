@@ -179,12 +179,13 @@ def summarize(folder: Path) -> dict[str, Any]:
     seconds = sum(row["step_time_s"] for row in steps)
     attempts, pauses = read_attempts(folder)
     sizes = [attempt["world_size"] for attempt in attempts]
-    validations = [row["val_loss"] for row in steps if row["val_loss"] is not None]
-    figures = config.task.figures(validations[-1]) if validations else {}
+    validated = [row for row in steps if row["val_loss"] is not None]
+    val_loss = validated[-1]["val_loss"] if validated else None
+    figures = {} if val_loss is None else config.task.figures(val_loss, validated[-1]["val_figures"] or {})
     return {
         "run": str(folder),
         "steps": steps[-1]["step"],
-        "val_loss": validations[-1] if validations else None,
+        "val_loss": val_loss,
         **{f"val_{name}": value for name, value in figures.items()},
         "tokens": steps[-1]["tokens"],
         "layer_tokens": steps[-1]["layer_tokens"],

@@ -9,8 +9,8 @@ from tokendrop.models.batch import Batch
 from tokendrop.train.engines.base import Engine
 
 
-def held_out_mean(engine: Engine, batches: Iterable[tuple[Batch, int]]) -> float:
-    """Mean loss on held-out rows over all workers, each batch weighted by how many of its rows count.
+def held_out_mean(engine: Engine, batches: Iterable[tuple[Batch, int]]) -> tuple[float, dict[str, float]]:
+    """Mean loss on held-out rows over all workers, each batch weighted by how many of its rows count; and figures.
 
     Sums are in float64, so that how rows are split into batches and shared out does not show.
     """
@@ -18,10 +18,17 @@ def held_out_mean(engine: Engine, batches: Iterable[tuple[Batch, int]]) -> float
     if everything[0][0].labels() is not None:
         mean = labels_per_sample(engine, everything)
         everything = [(batch.weighed(mean), counts) for batch, counts in everything]
-    losses = torch.stack([engine.evaluate(batch).double() for batch, _ in everything])
-    weights = torch.tensor([counts for _, counts in everything], dtype=torch.float64).to(losses.device)
-    total, count = engine.mean(torch.stack([losses @ weights, weights.sum()])).tolist()
-    return total / count
+    names: tuple[str, ...] = ()
+    sums: list[Tensor] = []
+    for batch, counts in everything:
+        loss = engine.evaluate(batch)
+        names = tuple(loss.figures)
+        parts = [part.double() * bool(counts) for figure in loss.figures.values() for part in figure]
+        mean = loss.mean.double()
+        sums.append(torch.stack([mean * counts, torch.full_like(mean, counts), *parts]))
+    total, rows, *figures = engine.mean(torch.stack(sums).sum(0)).tolist()
+    means = [total / count for total, count in zip(figures[::2], figures[1::2], strict=True)]
+    return total / rows, dict(zip(names, means, strict=True))
 
 
 def labels_per_sample(engine: Engine, batches: Sequence[tuple[Batch, int]]) -> Tensor:

@@ -81,7 +81,8 @@ def train(config: ExperimentConfig, parts: TrainComponents, *, start: int, stop:
             report = replace(report, step_time_s=time.perf_counter() - clock)
             clock, pause_requested = time.perf_counter(), pause_requested or pauses
             if validates and report.step == done:
-                report = replace(report, val_loss=validate(parts))
+                val_loss, figures = validate(parts)
+                report = replace(report, val_loss=val_loss, val_figures=figures)
                 clock = time.perf_counter()
             parts.recorder.record(report, step.sample_ids)
         if saves or pause_requested:
@@ -181,8 +182,8 @@ def micro_batches(
     yield from ((batch.weighed(mean), waited) for batch, waited in everything)
 
 
-def validate(parts: TrainComponents) -> float:
-    """Mean loss over the held-out rows, no token dropped."""
+def validate(parts: TrainComponents) -> tuple[float, dict[str, float]]:
+    """Mean loss over the held-out rows, no token dropped, and the task's figures."""
     return held_out_mean(parts.engine, parts.batches.validation())
 
 

@@ -1,6 +1,6 @@
 """What one step says of itself, and who listens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,8 @@ class StepReport:
     """Seconds of this step spent waiting for data."""
     step_time_s: float
     """Seconds since the step before, validation left out."""
+    val_figures: Mapping[str, float] | None = None
+    """What the task measures beside `val_loss`, by name."""
 
 
 class Recorder(Protocol):

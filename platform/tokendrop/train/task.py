@@ -1,7 +1,7 @@
 """What is trained: the loop, its engines, evaluation and benchmarks know no more of it than this."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ class Loss:
     """What is minimised: a scalar, the mean over the micro batch."""
     token_losses_BS: Tensor | None = None
     """The loss of each label, detached; None where labels are not of tokens."""
+    figures: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict[str, tuple[Tensor, Tensor]])
+    """What else people read of held-out rows, by name: a sum, and of how many; empty where gradients are wanted."""
 
 
 LossFunction = Callable[[nn.Module, Batch], Loss]

@@ -60,12 +60,12 @@ class Engine:
             return self.loss(model, batch)
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor:
-        """The mean loss with no token dropped."""
+    def evaluate(self, batch: Batch) -> Loss:
+        """The loss with no token dropped."""
         self.model.eval()
         loss = self.forward(self.model, batch)
         self.model.train()
-        return loss.mean
+        return loss
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean of a scalar over the workers."""

@@ -103,11 +103,13 @@ class DeepSpeedEngine(Engine):
         return torch.as_tensor(self.zero.get_global_grad_norm())
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor:
+    def evaluate(self, batch: Batch) -> Loss:
         self.model.eval()
-        mean, *_ = self.zero.module(batch)
+        parts = self.zero.module(batch)
         self.model.train()
-        return mean
+        names = self.zero.module.names
+        figures = parts[len(parts) - 2 * len(names) :]
+        return Loss(parts[0], figures=dict(zip(names, zip(figures[::2], figures[1::2], strict=True), strict=True)))
 
     def state(self) -> dict[str, Any]:
         utils = _deepspeed().utils
@@ -177,8 +179,12 @@ class _Autocast(nn.Module):
         super().__init__()
         self.model = engine.model
         self.run = engine.forward
+        self.names: tuple[str, ...] = ()
+        """Of the figures of the last loss, which are its last tensors, two each."""
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
         """The parts of the loss, as a tuple: its hooks look for tensors in nothing else."""
         loss = self.run(self.model, batch)
-        return (loss.mean,) if loss.token_losses_BS is None else (loss.mean, loss.token_losses_BS)
+        self.names = tuple(loss.figures)
+        losses = () if loss.token_losses_BS is None else (loss.token_losses_BS,)
+        return (loss.mean, *losses, *(part for figure in loss.figures.values() for part in figure))
