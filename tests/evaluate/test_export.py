@@ -93,7 +93,7 @@ def test_an_empty_folder_is_filled_with_files_that_others_can_read(tiny_run: Pat
     target = tmp_path / "hf"
     target.mkdir()
 
-    assert export_checkpoint(tiny_run, target) == (target, "GPT-2")
+    assert export_checkpoint(tiny_run, target) == (target, "GPT-2 for transformers' AutoModelForCausalLM")
     assert {file.stat().st_mode for file in target.iterdir()} == {(tiny_run / "job.yaml").stat().st_mode}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokendrop.cli.arguments import job_file
 from tokendrop.cli.command import Command, Outcome
-from tokendrop.cli.train import change, job_to_train, run_figures, trained, where_to_look
+from tokendrop.cli.train import change, figure_names, job_to_train, run_figures, trained, where_to_look
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.output import progress_line, table
 
@@ -65,12 +65,13 @@ def comparison_text(
     """
     times = [_spread_within(result) for result in results] if step_times is None else [*map(_saved, step_times)]
     times = times if step_times is None else ["", *times[1:]]
+    figures = figure_names(results)
     rows = [
-        [name, *run_figures(result, results[0]), time, f"{result['wall_clock_s']:.1f} s"]
+        [name, *run_figures(result, results[0], figures), time, f"{result['wall_clock_s']:.1f} s"]
         for name, result, time in zip(names, results, times, strict=True)
     ]
     step_time = "step time" if step_times is None else "step time, in turns"
-    text = table(["run", "val loss", "perplexity", "layer tokens", "FLOPs", step_time, "training time"], rows)
+    text = table(["run", *figures, "layer tokens", "FLOPs", step_time, "training time"], rows)
     if step_times is None:
         told = f"Step time: median of each run's own steps (10% to 90% of them); not measured in turns: {not_timed}."
     else:

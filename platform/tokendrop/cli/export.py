@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
     to, kind = export_checkpoint(options.path, options.to)
     folder = str(to)
-    text = f"{folder}: a {kind} for transformers' AutoModelForCausalLM.from_pretrained({folder!r})"
+    text = f"{folder}: a {kind}.from_pretrained({folder!r})"
     return Outcome({"folder": folder}, text)
 
 

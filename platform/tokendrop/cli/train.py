@@ -14,6 +14,8 @@ from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.output import count, log, table
 
+_OF_VALIDATION = "val_"
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """JOB, or the run that goes on."""
@@ -86,19 +88,32 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
 
 def run_text(result: Mapping[str, Any], name: str) -> str:
     """What a run came to."""
-    header = ["run", "val loss", "perplexity", "layer tokens", "FLOPs", "training time", "tokens/s"]
-    cells = [*run_figures(result, result), f"{result['wall_clock_s']:.1f} s", f"{result['tokens_per_s']:,.0f}"]
+    names = figure_names([result])
+    cells = [*run_figures(result, result, names), f"{result['wall_clock_s']:.1f} s", f"{result['tokens_per_s']:,.0f}"]
+    header = ["run", *names, "layer tokens", "FLOPs", "training time", "tokens/s"]
     return table(header, [[name, *cells]])
 
 
-def run_figures(result: Mapping[str, Any], first: Mapping[str, Any]) -> list[str]:
-    """Held-out loss and perplexity, layer tokens and FLOPs of a run; the latter two also against those of the first."""
+def figure_names(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What runs were validated by: the loss first, and what their tasks measure beside it."""
+    keys = dict.fromkeys(key for result in results for key in result if key.startswith(_OF_VALIDATION))
+    return ["val loss", *(_words(key) for key in keys if key != "val_loss")]
+
+
+def run_figures(result: Mapping[str, Any], first: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Figures of a run by `figure_names`, then its layer tokens and FLOPs, also against those of the first."""
+    found = {_words(key): value for key, value in result.items() if key.startswith(_OF_VALIDATION)}
+    found["val loss"] = result["val_loss"]
 
     def with_saving(key: str) -> str:
         return count(result[key]) + ("" if result is first else f" ({change(result[key] / first[key])})")
 
-    losses = [f"{result['val_loss']:.3f}", f"{result['val_perplexity']:.1f}" if "val_perplexity" in result else ""]
-    return [*losses, with_saving("layer_tokens"), with_saving("flops")]
+    figures = [f"{found[name]:{'.1f' if name == 'perplexity' else '.3f'}}" if name in found else "" for name in names]
+    return [*figures, with_saving("layer_tokens"), with_saving("flops")]
+
+
+def _words(key: str) -> str:
+    return key.removeprefix(_OF_VALIDATION).replace("_", " ")
 
 
 def change(ratio: float) -> str:

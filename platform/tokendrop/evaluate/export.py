@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -21,7 +22,7 @@ def export_checkpoint(path: Path, to: Path) -> tuple[Path, str]:
         path: a run folder, for its newest checkpoint, or a checkpoint.
         to: the folder to make; it appears whole or not at all.
     Returns:
-        `to`, as an absolute path, and what kind of model it holds.
+        `to`, as an absolute path, what it holds and by what that is read.
     Raises:
         UserError: there is no checkpoint, the target holds something, or Hugging Face has no such model.
     """
@@ -46,9 +47,10 @@ def as_fast_tokenizer(tokenizer: Tokenizer, sequence_length: int) -> PreTrainedT
     Its post-processor puts around a text what training had there: of text nothing, of pairs [CLS] A [SEP] B [SEP].
     """
     plain = Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
-    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
+    special: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT)
     if plain.token_to_id(CLS) is not None and plain.token_to_id(END_OF_TEXT) is None:
         special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
+        special["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         plain.post_processor = TemplateProcessing(
             single=f"{CLS} $A {SEP}",
             pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",

@@ -33,7 +33,7 @@ def load_run(path: Path, dtype: torch.dtype = torch.float32) -> tuple[nn.Module,
         DamagedDataError: a file of them is damaged.
     """
     checkpoint, run = locate(path)
-    tokenizer = load_tokenizer(tokenizer_of(run))
+    tokenizer = tokenizer_of(run)
     config, _ = open_run_folder(run)
     check_model(checkpoint, config)
     task = config.task.build(config)
@@ -41,4 +41,4 @@ def load_run(path: Path, dtype: torch.dtype = torch.float32) -> tuple[nn.Module,
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what we want
         load_weights(model, checkpoint)
-    return model.eval(), tokenizer, task
+    return model.eval(), load_tokenizer(tokenizer, config.model.reads), task

@@ -82,7 +82,7 @@ class MaskedLmTask:
         from tokendrop.models.pretrained_bert import as_bert
 
         as_bert(_bert(model), pair_vocabulary(tokenizer).pad).save_pretrained(to)
-        return "BERT"
+        return "BERT for transformers' AutoModelForPreTraining"
 
 
 class PairData:

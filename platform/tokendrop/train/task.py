@@ -93,7 +93,7 @@ class Task(Protocol):
         ...
 
     def export(self, model: nn.Module, tokenizer: Any, to: Path) -> str:
-        """Write the model into a folder in the ecosystem's own format; returns what that is called.
+        """Write the model into a folder in the ecosystem's own format; returns what that is, and by what it is read.
 
         Raises:
             UserError: that format has no such model.

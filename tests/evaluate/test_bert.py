@@ -1,0 +1,92 @@
+"""A BERT from its corpus to Hugging Face: trained and streamed on Ray, evaluated, exported."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertForPreTraining
+
+from corpora import tiny_job, write_corpus
+from pairs import LENGTH, texts
+from tokendrop.cli.main import main
+from tokendrop.evaluate.export import export_checkpoint
+from tokendrop.evaluate.load import load_run
+from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder, summarize
+from tokendrop.train.checkpoint_index import committed
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+
+FLOAT64, TOLERANCE = 1e-10, 1e-5
+DROPS = {"method": "random_ltd", "full_length_layers": "first", "schedule": {"kind": "constant", "kept": 16}}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    corpus = write_corpus(folder / "corpus.jsonl", texts(120, seed=3))
+    model = {"kind": "bert", "sequence_length": LENGTH, "vocab_size": 512}
+    data = {"rows_per_shard": 64, "pairs": {"sentence_task": "nsp"}, "tokenizer_vocab_size": 400}
+    train = {"length": "4 steps", "precision": "fp64"}
+    return tiny_job(folder, [corpus], model=model, data=data, train=train, drop=DROPS, task={"kind": "masked_lm"})
+
+
+@pytest.fixture(scope="module")
+def run(job: Path) -> Path:
+    main(["train", str(job), "run=whole", "track.uri=null", "checkpoint.every=2 steps"])
+    return job.parent / "runs" / "whole"
+
+
+def test_an_evaluation_gives_the_figures_of_training(run: Path, capsys) -> None:
+    trained = summarize(run)
+    main(["evaluate", str(run), "--json"])
+    found = json.loads(capsys.readouterr().out)["validation"]
+    names = ["val_loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy"]
+    assert [found[name] for name in names] == pytest.approx(
+        [trained[f"val_{name.removeprefix('val_')}"] for name in names], rel=FLOAT64
+    )
+    assert math.isfinite(found["val_loss"])
+
+
+def test_an_exported_model_has_our_logits_and_its_tokenizer_our_pairs(run: Path, tmp_path: Path) -> None:
+    model, tokenizer, _ = load_run(run)
+    folder, _ = export_checkpoint(run, tmp_path / "hf")
+    theirs, words = BertForPreTraining.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    read = words("the first text", "and the second", return_tensors="pt")
+    tokens = [tokenizer.id_to_token(number) for number in read["input_ids"][0].tolist()]
+    assert (tokens[0], tokens.count("[SEP]"), tokens[-1]) == ("[CLS]", 2, "[SEP]")
+    with torch.no_grad():
+        expected = theirs(**read)
+        hidden = model.hidden(read["input_ids"], read["token_type_ids"], read["attention_mask"].bool())
+        ours = model.token_logits(hidden), model.sentence_logits(hidden)
+    assert read["token_type_ids"].sum() > 0
+    for one, other in zip(ours, (expected.prediction_logits, expected.seq_relationship_logits), strict=True):
+        torch.testing.assert_close(other, one, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_streamed_by_ray_data_it_learns_the_same(job: Path, run: Path) -> None:
+    """Wrong sentences come with the rows, and the tokenizer from the run's folder."""
+    main(["train", str(job), "run=streamed", "track.uri=null", "data.reader=ray_data"])
+    other = job.parent / "runs" / "streamed"
+    weights = [torch_weights(folder) for folder in (run, other)]
+    for name, value in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], value, rtol=0, atol=FLOAT64)
+
+
+def torch_weights(run: Path) -> dict[str, np.ndarray]:
+    assert committed(run / CHECKPOINTS)[-1].name.endswith("4")
+    model, _, _ = load_run(run, torch.float64)
+    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+
+
+def test_tasks_of_lm_eval_are_refused_in_a_sentence(run: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["evaluate", str(run), "--tasks", "piqa"])
+    assert refused.value.code == 2
+    assert "a BERT predicts masked ones" in capsys.readouterr().err
+
+
+def test_a_run_says_its_task(run: Path) -> None:
+    assert open_run_folder(run)[0].task.kind == "masked_lm"
