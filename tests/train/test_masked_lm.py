@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from groups import together
 from pairs import LENGTH, texts, write_pairs
+from sharing import HAS_DEEPSPEED
 from tiny import assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.read.batches import MicroBatches
@@ -18,6 +19,7 @@ from tokendrop.track.journal import Journal, read_ledger, read_steps
 from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import committed
+from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.loop import TrainComponents, train
 from tokendrop.train.reader import load_weights
 from tokendrop.train.worker import build_engine
@@ -25,6 +27,7 @@ from tokendrop.train.worker import build_engine
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 FLOAT64 = 1e-10
+TOLERANCES = {"ZeRO 3": 1e-4}  # of float32, and after Adam's steps at rates up to 0.01
 LTD = {"kind": "linear", "start": 8, "until": "80%", "increment": 8}
 
 
@@ -43,9 +46,16 @@ CASES = {
         norm="pre", data__pairs={"sentence_task": "none", "max_predictions": 2, "whole_words": False}
     ),
     "shared out": job(train__strategy="fsdp", train__activation_checkpointing=True),
+    **(
+        {"ZeRO 3": job(train__strategy="deepspeed", train__zero_stage=3, train__precision="fp32")}
+        if HAS_DEEPSPEED
+        else {}
+    ),
     "token bypass": job(drop__method="token_bypass", drop__special_tokens=[2, 3, 4]),
     "sequence warm-up": job(drop__method="sequence_warmup"),
 }
+if HAS_DEEPSPEED:
+    CASES["ZeRO 3"] = job(train__strategy="deepspeed", train__zero_stage=3, train__precision="fp32")
 
 
 def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> None:
@@ -73,6 +83,7 @@ def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> N
 
 def leg(data: Path, folder: Path, stop: int, micro_batch: int) -> None:
     """All that the workers of one leg do."""
+    DeepSpeedEngine.whole_below = 0  # else no parameter is large enough here for stage 3 to share it out
     for name, config in CASES.items():
         changed = replace(config, train=replace(config.train, micro_batch=micro_batch))
         train_until(changed, data, folder / name, stop)
@@ -97,12 +108,12 @@ def test_losses_and_weights_are_those_of_one_worker(runs, case: str, way: str) -
     expected, found = (read_steps(runs[one] / case) for one in ("one", way))
     for key in ("loss", "grad_norm", "val_loss"):
         values = [[row[key] for row in rows if row[key] is not None] for rows in (expected, found)]
-        np.testing.assert_allclose(values[1], values[0], rtol=FLOAT64)
+        np.testing.assert_allclose(values[1], values[0], rtol=TOLERANCES.get(case, FLOAT64))
         assert len(values[0]) == (2 if key == "val_loss" else 6)
     figures = [[row["val_figures"] for row in rows if row["val_figures"] is not None] for rows in (expected, found)]
-    assert figures[1] == [pytest.approx(one, rel=FLOAT64) for one in figures[0]]
+    assert figures[1] == [pytest.approx(one, rel=TOLERANCES.get(case, FLOAT64)) for one in figures[0]]
     weights = [weights_of(CASES[case], runs[one] / case) for one in ("one", way)]
-    assert_same(*weights, tolerance=FLOAT64)
+    assert_same(*weights, tolerance=TOLERANCES.get(case, FLOAT64))
 
 
 def weights_of(config: ExperimentConfig, run: Path) -> dict[str, torch.Tensor]:
@@ -125,17 +136,18 @@ def test_figures_are_those_of_the_validation_rows_all_at_once(runs, case: str) -
         is_label_BS = batch.labels_BS >= 0
         hits = model.token_logits(hidden).argmax(-1)[is_label_BS] == batch.labels_BS[is_label_BS]
     last = read_steps(run)[-1]
-    assert last["val_loss"] == pytest.approx(loss.mean.item(), rel=FLOAT64)
-    assert last["val_figures"]["mlm_accuracy"] == pytest.approx(hits.double().mean().item(), rel=FLOAT64)
+    tolerance = TOLERANCES.get(case, FLOAT64)
+    assert last["val_loss"] == pytest.approx(loss.mean.item(), rel=tolerance)
+    assert last["val_figures"]["mlm_accuracy"] == pytest.approx(hits.double().mean().item(), rel=tolerance)
     mlm = loss.token_losses_BS.sum() / is_label_BS.sum()
-    assert last["val_figures"]["mlm_loss"] == pytest.approx(mlm.item(), rel=FLOAT64)
+    assert last["val_figures"]["mlm_loss"] == pytest.approx(mlm.item(), rel=tolerance)
     sentence_task = config.data.pairs.sentence_task
     if sentence_task == "none":
         assert last["val_figures"].keys() == {"mlm_loss", "mlm_accuracy"}
     else:
         likely_B = model.sentence_logits(hidden).argmax(-1) == batch.sentence_labels_B
         accuracy = last["val_figures"][f"{sentence_task}_accuracy"]
-        assert accuracy == pytest.approx(likely_B.double().mean().item(), rel=FLOAT64)
+        assert accuracy == pytest.approx(likely_B.double().mean().item(), rel=tolerance)
 
 
 @pytest.mark.parametrize("case", CASES)
