@@ -16,7 +16,7 @@ from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import committed, read_meta
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.loop import TrainComponents, train
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 
 
 class WorkerLostError(Exception):
@@ -39,7 +39,7 @@ class RowsUntil(Rows):
 
 def new_engine(config: ExperimentConfig) -> DdpEngine:
     model = build_model(config.model, seed=config.seed).double()
-    return DdpEngine(model, build_optimizer(model, config.train), torch.float64, loss=loss_of)
+    return DdpEngine(model, build_optimizers(model, config.train), torch.float64, loss=loss_of)
 
 
 def attempt(
@@ -85,7 +85,7 @@ def state(engine: DdpEngine) -> dict[str, Tensor]:
     """Weights and optimizer state, by name."""
     names = {id(p): name for name, p in engine.model.named_parameters()}
     moments = {
-        f"{names[id(p)]}.{key}": value for p, of_p in engine.optimizer.state.items() for key, value in of_p.items()
+        f"{names[id(p)]}.{key}": value for p, of_p in engine.optimizers[0].state.items() for key, value in of_p.items()
     }
     return dict(engine.model.state_dict()) | moments
 

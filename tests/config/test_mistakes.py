@@ -69,7 +69,7 @@ MISTAKES = {
     "drop.schedule.kind=linaer": "drop.schedule.kind: want one of mslg, linear",
     "model.preset=gpt-5": "model.preset: want one of gpt-1m",
     "model.preset=[gpt-5m]": "model.preset: want one of gpt-1m",
-    "train.decay=cosin": "train.decay: want one of linear, cosine, constant, got 'cosin'; did you mean 'cosine'?",
+    "train.decay=cosin": "train.decay: want one of linear, cosine, constant, wsd, got 'cosin'; did you mean 'cosine'?",
     "train.strategy=fdsp": "train.strategy: want one of ddp, fsdp, deepspeed, got 'fdsp'; did you mean 'fsdp'?",
     "train.zero_stage=4": "train.zero_stage: want one of 1, 2, 3",
     # missing keys

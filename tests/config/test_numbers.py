@@ -54,7 +54,7 @@ def planned(path: Path, *overrides: str) -> str | None:
         config = load_job(path, overrides)
         with_prices = {"fixed": config.fixed_plan, "profile": config.scaling.profile}
         plan_result(config.plan, **with_prices)
-        plan_text(config.name, config.plan, **with_prices)
+        plan_text(config.name, config.plan, optimizer=config.train.groups, **with_prices)
         return None
     except UserError as error:
         return str(error)[:600]

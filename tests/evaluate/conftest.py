@@ -20,7 +20,7 @@ from tokendrop.models.build import build_model
 from tokendrop.track.run_folder import CHECKPOINTS, describe_run
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 
 STEP, LENGTH, VALIDATION_ROWS = 7, 128, 5
 WORDS = "the a river stone light under over old small grey bird sings falls stands runs to from was Ünïcode don't"
@@ -119,7 +119,7 @@ def save(config: ExperimentConfig, run: Path) -> None:
                 parameter += torch.randn(parameter.shape, generator=generator) / 10
             else:
                 parameter *= 8
-    engine = DdpEngine(model, build_optimizer(model, config.train), torch.float32, loss=loss_of)
+    engine = DdpEngine(model, build_optimizers(model, config.train), torch.float32, loss=loss_of)
     meta = {"model": asdict(config.model), "name": config.name}
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, meta=meta)
     checkpoints.save(engine, STEP)

@@ -15,7 +15,7 @@ from tokendrop.track.run_folder import CHECKPOINTS, describe_run
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import META, committed, read_meta, write_meta
 from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.sealed import file_sha256
 from tokendrop.train.storage import INDEX
 
@@ -30,7 +30,7 @@ def begin(folder: Path, config: ExperimentConfig, *, step: int = 4) -> Path:
     (data / "tokenizer.json").write_text("{}")
     describe_run(run, config, data)
     model = build_model(config.model, seed=0)
-    engine = DdpEngine(model, build_optimizer(model, config.train), model.tokens.weight.dtype, loss=loss_of)
+    engine = DdpEngine(model, build_optimizers(model, config.train), model.tokens.weight.dtype, loss=loss_of)
     checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, meta={"model": asdict(config.model), "name": config.name})
     checkpoints.save(engine, step)
     checkpoints.wait()

@@ -19,13 +19,15 @@ from tokendrop.schedule.routes import RouteSchedule
 
 @st.composite
 def learning_rates(draw: st.DrawFn) -> LearningRate:
-    peak = draw(st.floats(1e-6, 1.0))
+    peak, decay_length = draw(st.floats(1e-6, 1.0)), draw(st.integers(0, 100))
+    decay = draw(st.sampled_from(["linear", "cosine", "constant", "wsd"]))
     return LearningRate(
         peak=peak,
         final=peak * draw(st.floats(0, 1)),
         warmup=draw(st.integers(0, 100)),
-        decay_length=draw(st.integers(0, 100)),
-        decay=draw(st.sampled_from(["linear", "cosine", "constant"])),
+        decay_length=decay_length,
+        decay=decay,
+        stable=draw(st.integers(0, max(0, decay_length - 1))) if decay == "wsd" else 0,
     )
 
 
@@ -136,7 +138,7 @@ def test_the_rate_rises_to_its_peak_and_falls_from_there(rate: LearningRate) -> 
 @given(learning_rates())
 def test_the_rate_never_jumps(rate: LearningRate) -> None:
     """Neighbouring clocks differ by no more than the steepest slope of a ramp, a line or half a cosine."""
-    steepest = max(1 / max(rate.warmup, 1), pi / 2 / max(rate.decay_length, 1))
+    steepest = max(1 / max(rate.warmup, 1), pi / 2 / max(rate.decay_length - rate.stable, 1))
     for clock in range(rate.warmup + rate.decay_length + 10):
         jump = abs(rate.at(clock + 1) - rate.at(clock))
         assert jump <= rate.peak * steepest * (1 + 1e-9)
@@ -172,7 +174,15 @@ def test_dropping_more_does_not_change_the_layer_tokens_of_the_warm_up(warmup_st
     assert dropped.learning_rate.warmup == whole.learning_rate.warmup
 
 
-def a_plan(clock: Literal["step", "layer_token"], *, steps: int, warmup_steps: int, kept: int = 16) -> RunPlan:
+def a_plan(
+    clock: Literal["step", "layer_token"],
+    *,
+    steps: int,
+    warmup_steps: int,
+    kept: int = 16,
+    decay: Decay = "linear",
+    cooldown_steps: int = 0,
+) -> RunPlan:
     """4 layers, 16 tokens."""
     return build_plan(
         steps=steps,
@@ -183,7 +193,8 @@ def a_plan(clock: Literal["step", "layer_token"], *, steps: int, warmup_steps: i
         warmup_steps=warmup_steps,
         peak_lr=1.0,
         final_lr=0.0,
-        decay="linear",
+        decay=decay,
+        cooldown_steps=cooldown_steps,
     )
 
 
@@ -198,8 +209,30 @@ def test_a_final_rate_above_the_peak_is_refused() -> None:
         ("linear", [0.0, 0.5, 1.0, 0.8, 0.6, 0.4, 0.2]),
         ("cosine", [0.0, 0.5, 1.0, 0.2 + 0.4 * (1 + 0.5**0.5), 0.6, 0.2 + 0.4 * (1 - 0.5**0.5), 0.2]),
         ("constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("wsd", [0.0, 0.5, 1.0, 1.0, 1.0, 0.6, 0.2]),
     ],
 )
 def test_a_decay_is_the_one_that_its_name_says(decay: Decay, rates: list[float]) -> None:
-    rate = LearningRate(peak=1.0, final=0.2, warmup=4, decay_length=8, decay=decay)
+    rate = LearningRate(peak=1.0, final=0.2, warmup=4, decay_length=8, decay=decay, stable=4 if decay == "wsd" else 0)
     assert [rate.at(clock) for clock in range(0, 13, 2)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("clock", ["step", "layer_token"])
+def test_a_cooldown_begins_so_many_steps_before_the_end_whatever_is_dropped(
+    clock: Literal["step", "layer_token"],
+) -> None:
+    """On the clock of layer tokens, so many as these steps consume at full length, as for the warm-up."""
+    for kept in (16, 4):
+        rate = a_plan(clock, steps=20, warmup_steps=2, kept=kept).learning_rate
+        plan = a_plan(clock, steps=20, warmup_steps=2, kept=kept, decay="wsd", cooldown_steps=5)
+        found, unit = plan.learning_rate, 1 if clock == "step" else plan.tokens_per_step * 4
+        assert (found.warmup, found.decay_length) == (rate.warmup, rate.decay_length)
+        assert found.decay_length - found.stable == 5 * unit
+        assert plan.lr(plan.steps - 1) < plan.learning_rate.peak
+
+
+def test_a_cooldown_longer_than_what_is_left_is_refused_and_so_is_none() -> None:
+    with pytest.raises(ValueError, match="warm-up of 4 and the cooldown are longer than the run by 1"):
+        a_plan("step", steps=20, warmup_steps=4, decay="wsd", cooldown_steps=17)
+    with pytest.raises(ValueError, match="wants a cooldown above 0"):
+        a_plan("step", steps=20, warmup_steps=4, decay="wsd", cooldown_steps=0)

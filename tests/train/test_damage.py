@@ -31,7 +31,7 @@ from tokendrop.train.checkpoint_index import (
     write_meta,
 )
 from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.reader import load_weights
 from tokendrop.train.sealed import seal_json
 from tokendrop.train.storage import INDEX
@@ -43,7 +43,7 @@ def engine_of(step: int) -> DdpEngine:
     """A model whose weights tell of the step."""
     config = experiment()
     model = build_model(config.model, seed=step).double()
-    return DdpEngine(model, build_optimizer(model, config.train), torch.float64, loss=loss_of)
+    return DdpEngine(model, build_optimizers(model, config.train), torch.float64, loss=loss_of)
 
 
 def save(folder: Path, *steps: int, keep: int = 9) -> list[Path]:

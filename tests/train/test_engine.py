@@ -8,14 +8,14 @@ from tiny import TOKENS, Rows, assert_same, experiment, gpt, loss_of, rows_of
 from tokendrop.method import Dropping, attach
 from tokendrop.models.batch import Batch
 from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 
 EXACT = 1e-12  # float64; the order of additions may differ
 
 
 def engine(**changes: object) -> DdpEngine:
     model = gpt(**changes)
-    return DdpEngine(model, build_optimizer(model, experiment().train), torch.float64, loss=loss_of)
+    return DdpEngine(model, build_optimizers(model, experiment().train), torch.float64, loss=loss_of)
 
 
 def draw(dropping: Dropping, batch: Batch) -> None:
@@ -50,7 +50,8 @@ def test_accumulated_gradients_are_those_of_one_large_batch(sizes: list[int], dr
 
 def test_matrices_decay_and_biases_and_norms_do_not() -> None:
     model = gpt()
-    decaying, others = build_optimizer(model, experiment(train__weight_decay=0.3).train).param_groups
+    (adamw,) = build_optimizers(model, experiment(train__weight_decay=0.3).train)
+    decaying, others = adamw.param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     grouped = [{names[id(parameter)] for parameter in group["params"]} for group in (decaying, others)]
     assert (decaying["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
@@ -68,7 +69,7 @@ def test_a_step_is_adamws_on_clipped_gradients_at_the_rate_that_it_is_given() ->
     norm = torch.stack([p.grad.norm() for p in theirs.model.parameters()]).norm()
     for parameter in theirs.model.parameters():
         parameter.grad.mul_(0.1 / norm)
-    by_hand = build_optimizer(theirs.model, experiment(train__peak_lr=0.02).train)
+    (by_hand,) = build_optimizers(theirs.model, experiment(train__peak_lr=0.02).train)
     by_hand.step()
 
     reported = ours.step(lr=0.02, max_grad_norm=0.1)

@@ -17,7 +17,7 @@ from tokendrop.tasks.causal_lm import text_batch
 from tokendrop.track.journal import read_ledger
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.loop import TrainComponents, start_step, train
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.task import Loss
 
 CONFIG = experiment(train__precision="fp32", model__dropout=0.1)
@@ -51,7 +51,7 @@ def parts_on_gpu() -> TrainComponents:
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, device=GPU)))
     return TrainComponents(
-        engine=ForwardOnly(model, build_optimizer(model, CONFIG.train), torch.float32, loss=loss_of),
+        engine=ForwardOnly(model, build_optimizers(model, CONFIG.train), torch.float32, loss=loss_of),
         dropping=attach(model, seed=1),
         batches=GpuRows(CONFIG),
         checkpoints=None,  # pyright: ignore[reportArgumentType]
@@ -164,7 +164,7 @@ def calls(*, reads_behind: int, pause: int | None = None) -> list[str]:
     model = Gpt(config.model).double()
     told = Told()
     parts = TrainComponents(
-        engine=DdpEngine(model, build_optimizer(model, config.train), torch.float64, loss=loss_of),
+        engine=DdpEngine(model, build_optimizers(model, config.train), torch.float64, loss=loss_of),
         dropping=attach(model, seed=1),
         batches=ToldRows(config, told.calls),
         checkpoints=told,  # pyright: ignore[reportArgumentType]

@@ -90,7 +90,7 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     moments = {
         f"{name}.{key}": value
         for name, parameter in engine.model.named_parameters()
-        for key, value in engine.optimizer.state[parameter].items()
+        for key, value in engine.optimizers[0].state[parameter].items()
     }
     return {**engine.model.state_dict(), **moments}
 

@@ -19,7 +19,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.track.journal import METRICS
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 
 _WARM_UP = 12  # steps; until then Ray starts processes of its own
 _TURN_S, _POLL_S, _END_S = 10.0, 0.5, 30.0
@@ -122,7 +122,7 @@ def bare_loop(config: ExperimentConfig, metrics: Path) -> None:
     tune_cpu(config.scaling.cpus_per_worker)
     dtype = pick_dtype(train.precision, device)
     model = config.task.build(config).build_model(seed=config.seed).to(device)
-    optimizer = build_optimizer(model, train)
+    optimizers = build_optimizers(model, train)
     tokens = torch.randint(
         config.model.vocab_size, (train.micro_batch, config.model.sequence_length + 1), device=device
     )
@@ -136,8 +136,9 @@ def bare_loop(config: ExperimentConfig, metrics: Path) -> None:
                     loss = model(tokens[:, :-1], tokens[:, 1:])
                 (loss / accumulation).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
             loss.item()
             line = {"step": step, "step_time_s": time.perf_counter() - started, "time": time.time()}
             print(json.dumps(line), file=out, flush=True)

@@ -16,7 +16,7 @@ from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, TextBatch
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engines.base import Engine
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.worker import build_engine
 
 _CPU_MODEL = {"layers": 8, "width": 256, "heads": 4, "sequence_length": 512, "vocab_size": 4096}
@@ -36,7 +36,7 @@ def bench_step(
 
     engine, dropping = build_engine(job, device)
     plain = PlainGpt(config).to(device)
-    plain_optimizer = build_optimizer(plain, job.train)
+    (plain_optimizer,) = build_optimizers(plain, job.train)
 
     lengths = {f"1/{share}": config.sequence_length // share for share in _SHARES}
     step = partial(timed_step, engine, dropping, batch, sequence_length=config.sequence_length)

@@ -25,8 +25,8 @@ def run(options: argparse.Namespace) -> Outcome:
     config = load_job(options.job, options.overrides)
     plan, fixed, profile = config.plan, config.fixed_plan, config.scaling.profile
     return Outcome(
-        {"name": config.name, **plan_result(plan, fixed=fixed, profile=profile)},
-        plan_text(config.name, plan, fixed=fixed, profile=profile),
+        {"name": config.name, "optimizer": config.train.groups, **plan_result(plan, fixed=fixed, profile=profile)},
+        plan_text(config.name, plan, optimizer=config.train.groups, fixed=fixed, profile=profile),
     )
 
 
@@ -75,14 +75,14 @@ def _bill(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile) -> dict[str, An
     return {"profile": profile.name, "profile_kind": profile.kind, **figures}
 
 
-def plan_text(name: str, plan: RunPlan, *, fixed: RunPlan, profile: DeviceProfile | None = None) -> str:
-    """A plan as people read it; arguments as of `plan_result`."""
+def plan_text(name: str, plan: RunPlan, *, optimizer: str, fixed: RunPlan, profile: DeviceProfile | None = None) -> str:
+    """A plan as people read it; the last arguments as of `plan_result`."""
     rows = _segment_rows(plan)
     if len(rows) > _MOST_ROWS:
         half = _MOST_ROWS // 2
         rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", "", "", "", "", ""], *rows[-half:]]
     header = ["steps", "kept length", "workers", "accumulation", "lr at the end", "saved by then"]
-    facts = [*_facts(name, plan), *_scaling_facts(plan, fixed, profile)]
+    facts = [*_facts(name, plan), ("optimizer", optimizer), *_scaling_facts(plan, fixed, profile)]
     return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
 
 

@@ -130,5 +130,6 @@ class ExperimentConfig:
                 peak_lr=train.peak_lr,
                 final_lr=train.final_lr,
                 decay=train.decay,
+                cooldown_steps=round(self.clock.steps(train.cooldown)),
                 sharing=train.sharing,
             )

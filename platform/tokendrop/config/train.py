@@ -6,6 +6,9 @@ from typing import Literal
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.traffic import Sharing
 
+# DeepSpeed's ZeRO is mapped to AdamW's moments; Muon needs each matrix whole
+STRATEGIES_OF = {"adamw": ("ddp", "fsdp", "deepspeed"), "sgd": ("ddp", "fsdp"), "muon": ("ddp",)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
@@ -21,8 +24,14 @@ class TrainConfig:
     final_lr: float = 0.0
     warmup: Duration = Duration.parse("1%")
     """Of the step schedule; with `lr_clock: layer_token` it lasts as many layer tokens (appendix C)."""
-    decay: Literal["linear", "cosine", "constant"] = "cosine"
+    decay: Literal["linear", "cosine", "constant", "wsd"] = "cosine"
     lr_clock: Literal["step", "layer_token"] = "step"
+    cooldown: Duration = Duration.parse("20%")
+    """Of `decay: wsd` (warm-up, stable, decay): how long the decay at the end lasts, counted as `warmup`."""
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
+    """muon: for the layers' matrices, with adamw for embeddings, biases, norms and heads."""
+    momentum: float = 0.9
+    """Of sgd and muon; for muon 0.95 is usual."""
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
@@ -45,6 +54,18 @@ class TrainConfig:
         stages: dict[int, Sharing] = {1: "zero_1", 2: "zero_2", 3: "zero_3"}
         return stages[self.zero_stage or 1] if self.strategy == "deepspeed" else self.strategy
 
+    @property
+    def groups(self) -> str:
+        """What updates which parameters."""
+        decay = f"weight decay {self.weight_decay:g} of matrices, none of biases and norms"
+        of = {
+            "adamw": f"adamw ({self.beta1:g}, {self.beta2:g})",
+            "sgd": f"sgd, momentum {self.momentum:g}",
+            "muon": f"muon, momentum {self.momentum:g}, of the layers' matrices;"
+            f" adamw ({self.beta1:g}, {self.beta2:g}) of the rest",
+        }
+        return f"{of[self.optimizer]}; {decay}"
+
     def __post_init__(self) -> None:
         if self.length.unit == "%" or self.length.amount <= 0:
             raise ValueError(f"length: want steps or tokens, more than 0, got {self.length}")
@@ -55,6 +76,13 @@ class TrainConfig:
             raise ValueError(
                 "precision: strategy 'deepspeed' keeps weights in fp32; want auto, bf16 or fp32, got 'fp64'"
             )
+        if self.strategy not in STRATEGIES_OF[self.optimizer]:
+            raise ValueError(
+                f"optimizer: '{self.optimizer}' works with strategy {' and '.join(STRATEGIES_OF[self.optimizer])}, not"
+                f" '{self.strategy}', which wants adamw"
+            )
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"want 0 <= momentum < 1, got {self.momentum:g}")
         if self.compile and self.zero_stage == 3:
             raise ValueError("compile: not with zero_stage=3, whose gathering breaks graphs; want strategy 'fsdp'")
         if self.strategy != "deepspeed" and self.zero_stage is not None:

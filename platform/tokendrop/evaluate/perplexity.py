@@ -12,7 +12,7 @@ from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.device import computes_in_bf16, pick_device, pick_dtype
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.held_out import held_out_mean
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 
 
 def validation_perplexity(path: Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def validation_perplexity(path: Path) -> dict[str, Any]:
     device = pick_device()
     dtype = precision_here(config.train.precision, device)
     model, _, task = load_run(path, torch.promote_types(dtype, torch.float32))
-    engine = Engine(model.to(device), build_optimizer(model, config.train), dtype, loss=task.loss)
+    engine = Engine(model.to(device), build_optimizers(model, config.train), dtype, loss=task.loss)
     batches = held_out_batches(opened.batch, ids, rows, micro_batch=config.train.micro_batch)
     loss, figures = held_out_mean(engine, ((batch.to(device), counts) for batch, counts in batches))
     return {"val_loss": loss, **config.task.figures(loss, figures), "rows": len(ids)}

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape, Work
-from tokendrop.schedule.learning_rate import LearningRate
+from tokendrop.schedule.learning_rate import Decay, LearningRate
 from tokendrop.schedule.routes import Counts, Routes, RouteSchedule, stages
 from tokendrop.schedule.traffic import Sharing
 
@@ -161,7 +161,8 @@ def build_plan(
     warmup_steps: int,
     peak_lr: float,
     final_lr: float,
-    decay: Literal["linear", "cosine", "constant"],
+    decay: Decay,
+    cooldown_steps: int = 0,
     sharing: Sharing = "ddp",
     counts: Counts = "tokens",
 ) -> RunPlan:
@@ -172,20 +173,21 @@ def build_plan(
         routes: spans of layers, apart and in order, with what stays in each, which `counts` says the unit of.
         warmup_steps: warm-up of the step schedule; on the layer-token clock it becomes the layer tokens that
             as many steps consume at full length (appendix C).
+        cooldown_steps: of the decay `wsd`, by the same rule.
     Raises:
         ValueError: the pieces do not fit together.
     """
     if steps < 1:
         raise ValueError(f"want at least 1 step, got {steps}")
     segments = tuple(_segments(steps, routes, Routes(spans=tuple(r.span for r in routes), counts=counts), shape, batch))
-    if lr_clock == "step":
-        total, warmup = steps, warmup_steps
-    else:
-        total = segments[-1].layer_tokens_before + (
-            (segments[-1].stop - segments[-1].start) * segments[-1].layer_tokens_per_step
-        )
-        warmup = warmup_steps * batch.global_batch * shape.layers * shape.sequence_length
-    rate = LearningRate(peak=peak_lr, final=final_lr, warmup=warmup, decay_length=total - warmup, decay=decay)
+    last = segments[-1]
+    total, unit = steps, 1
+    if lr_clock == "layer_token":
+        total = last.layer_tokens_before + (last.stop - last.start) * last.layer_tokens_per_step
+        unit = batch.global_batch * shape.layers * shape.sequence_length
+    warmup, left = warmup_steps * unit, total - warmup_steps * unit
+    stable = left - cooldown_steps * unit if decay == "wsd" else 0
+    rate = LearningRate(peak=peak_lr, final=final_lr, warmup=warmup, decay_length=left, decay=decay, stable=stable)
     return RunPlan(
         segments=segments,
         shape=shape,

@@ -1,18 +1,41 @@
-"""AdamW and its parameter groups."""
+"""Optimizers by a key, and their parameter groups."""
 
-import torch
-from torch import nn
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from tokendrop.config.train import TrainConfig
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Fused AdamW; matrices decay, biases and norms do not."""
+def build_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
+    """The optimizers of `train.optimizer`; matrices decay, biases and norms do not.
+
+    `muon` orthogonalizes the updates of the layers' matrices (Jordan et al. 2024), scaled to the size of AdamW's, so
+    that one learning rate fits both (Liu et al. 2025, arXiv:2502.16982); embeddings, biases, norms and heads are
+    AdamW's. It does so in bf16, in which the order of a sum over workers shows.
+    """
     parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+    matrices = _matrices_of_layers(model) if config.optimizer == "muon" else []
+    taken = {id(parameter) for parameter in matrices}
+    others = _groups([parameter for parameter in parameters if id(parameter) not in taken], config.weight_decay)
+    if config.optimizer == "sgd":
+        return [SGD(others, lr=config.peak_lr, momentum=config.momentum)]
+    betas = config.beta1, config.beta2
+    adamw = AdamW(others, lr=config.peak_lr, betas=betas, eps=config.epsilon, fused=True)
+    if config.optimizer == "adamw":
+        return [adamw]
+    how = {"momentum": config.momentum, "weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+    return [Muon(matrices, lr=config.peak_lr, **how), adamw]
+
+
+def _groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, object]]:
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        groups, lr=config.peak_lr, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True
-    )
+
+
+def _matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
+    layers = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list({id(p): p for one in layers for p in one.parameters() if p.ndim == 2}.values())

@@ -1,5 +1,6 @@
 """One model under one strategy: what the loop asks of it, and how the strategies do it where they do the same."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
 
 from tokendrop.models.batch import Batch
 from tokendrop.train.device import autocast
@@ -22,9 +24,9 @@ class Engine:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype, *, loss: LossFunction
+        self, model: nn.Module, optimizers: Sequence[Optimizer], dtype: torch.dtype, *, loss: LossFunction
     ) -> None:
-        self.model, self.optimizer, self.dtype, self.loss = model, optimizer, dtype, loss
+        self.model, self.optimizers, self.dtype, self.loss = model, list(optimizers), dtype, loss
         self.device = next(model.parameters()).device
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
 
@@ -43,16 +45,23 @@ class Engine:
 
     def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
         """Clip, update, forget the gradients; the gradient norm before clipping."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        self.set_lr(lr)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_grad_norm)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.zero_grad()
         return norm
 
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of all parameters."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
     def forward(self, model: nn.Module, batch: Batch) -> Loss:
         """The loss by the model or a wrapper of it, matrix products in the engine's dtype."""
@@ -83,17 +92,17 @@ class Engine:
         What the workers save together is the same for every strategy and world size: torch's own state dictionaries,
         tensors alone. The optimizer's settings are the job's.
         """
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+        model, optimizer = get_state_dict(self.model, self.optimizers)
         return {"model": model, "optimizer": {"state": optimizer["state"]}}
 
     def load(self, reader: CheckpointReader) -> None:
         """Go on from a checkpoint of any strategy and world size; before the first step, and on all workers."""
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+        model, optimizer = get_state_dict(self.model, self.optimizers)
         state: dict[str, Any] = {"model": model, "optimizer": {"state": optimizer["state"]}}
         load_into(state, reader)
         set_state_dict(
             self.model,
-            self.optimizer,
+            self.optimizers,
             model_state_dict=state["model"],
             optim_state_dict={**optimizer, **state["optimizer"]},
         )

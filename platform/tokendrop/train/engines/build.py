@@ -9,7 +9,7 @@ from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
 from tokendrop.train.engines.fsdp import FsdpEngine
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.task import LossFunction
 
 
@@ -26,7 +26,7 @@ def apply_strategy(
     shares = dist.is_initialized() and dist.get_world_size() > 1
     if shares and training.strategy == "fsdp":
         return FsdpEngine(model, layers, training, dtype, loss=loss)
-    optimizer = build_optimizer(model, training)
+    optimizers = build_optimizers(model, training)
     if shares and training.strategy == "deepspeed":
-        return DeepSpeedEngine(model, layers, optimizer, dtype, loss=loss, stage=training.zero_stage or 1)
-    return DdpEngine(model, optimizer, dtype, loss=loss)
+        return DeepSpeedEngine(model, layers, optimizers, dtype, loss=loss, stage=training.zero_stage or 1)
+    return DdpEngine(model, optimizers, dtype, loss=loss)

@@ -5,6 +5,7 @@ of DeepSpeed's that are not public.
 """
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tokendrop.errors import UserError
 from tokendrop.models.batch import Batch
@@ -48,14 +50,15 @@ class DeepSpeedEngine(Engine):
         self,
         model: nn.Module,
         layers: nn.ModuleList,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[Optimizer],
         dtype: torch.dtype,
         *,
         loss: LossFunction,
         stage: int,
     ) -> None:
         check_installed()
-        super().__init__(model, optimizer, dtype, loss=loss)
+        super().__init__(model, optimizers, dtype, loss=loss)
+        (self.optimizer,) = self.optimizers
         self.layers, self.stage = layers, stage
         self.parameters = dict(model.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
@@ -96,8 +99,7 @@ class DeepSpeedEngine(Engine):
         return Loss(mean.detach(), *token_losses)
 
     def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        self.set_lr(lr)
         self.zero.optimizer.clip_grad = max_grad_norm
         self.zero.step()
         return torch.as_tensor(self.zero.get_global_grad_norm())

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from tokendrop.config.train import TrainConfig
 from tokendrop.train.engines.base import Engine
-from tokendrop.train.optimizer import build_optimizer
+from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.task import LossFunction
 
 
@@ -22,7 +22,7 @@ class FsdpEngine(Engine):
         self, model: nn.Module, layers: nn.ModuleList, training: TrainConfig, dtype: torch.dtype, *, loss: LossFunction
     ) -> None:
         shard(model, layers)  # gives the model new parameters, for the optimizer to find
-        super().__init__(model, build_optimizer(model, training), dtype, loss=loss)
+        super().__init__(model, build_optimizers(model, training), dtype, loss=loss)
 
     def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
         norm = super().step(lr=lr, max_grad_norm=max_grad_norm)
