@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from tokendrop.cli.main import main
 
 PLATFORM = Path(__file__).parents[2] / "platform"
 LENGTHS = ["1/16", "1/8", "1/4", "1/2", "1/1"]
@@ -28,12 +31,21 @@ def test_it_measures_every_length_beside_its_flops_and_a_plain_gpt():
     done = subprocess.run(command, env={"PYTHONPATH": str(PLATFORM)}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
+    check_figures(result, "plain_gpt2")
+    assert result["command"].startswith("tokendrop bench step --micro-batch 1 ")
+
+
+def test_a_bert_is_timed_beside_hugging_faces(capsys):
+    main(["bench", "step", "--preset", "bert-mini", "--micro-batch", "1", "--rounds", "2", "--json"])
+    check_figures(json.loads(capsys.readouterr().out), "hugging_face_bert")
+
+
+def check_figures(result: dict[str, Any], plain: str) -> None:
     kinds = ("step_ms_at", "time_ratio_at", "flops_ratio_at")
     per_length = {f"{kind}_{length}" for kind in kinds for length in LENGTHS}
     figures = {name: figure["median"] for name, figure in result["figures"].items()}
-    assert figures.keys() == {*per_length, "time_over_flops_at_quarter", "plain_gpt2_over_ours", "tokens_per_s_full"}
+    assert figures.keys() == {*per_length, "time_over_flops_at_quarter", f"{plain}_over_ours", "tokens_per_s_full"}
     assert figures["time_ratio_at_1/1"] == figures["flops_ratio_at_1/1"] == 1
     flops = [figures[f"flops_ratio_at_{length}"] for length in LENGTHS]
     assert flops == sorted(flops)
     assert all(figure > 0 for figure in figures.values())
-    assert result["command"].startswith("tokendrop bench step --micro-batch 1 ")

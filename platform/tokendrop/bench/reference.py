@@ -1,10 +1,44 @@
-"""A plain GPT-2 for comparison: what one writes without this project, with SDPA and nothing else."""
+"""Plain models for comparison: a GPT-2 as one writes it without this project, and Hugging Face's own BERT."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokendrop.config.model import TransformerConfig
+
+
+class Plain(NamedTuple):
+    """A model that others have written, and how it is trained."""
+
+    name: str
+    model: nn.Module
+    loss: Callable[[nn.Module, Any], Tensor]
+    """Of the model and one of our batches."""
+
+
+def plain_model(config: TransformerConfig, ours: nn.Module) -> Plain | None:
+    """The plain model of our model's sizes; None where its library is not installed."""
+    if config.causal:
+        return Plain("plain_gpt2", PlainGpt(config), lambda model, batch: model(batch.input_ids_BS, batch.labels_BS))
+    if find_spec("transformers") is None:
+        return None
+    from tokendrop.models.pretrained_bert import as_bert
+
+    return Plain("hugging_face_bert", as_bert(ours, pad=0).train(), _loss_of_bert)  # pyright: ignore[reportArgumentType]
+
+
+def _loss_of_bert(model: nn.Module, batch: Any) -> Tensor:
+    return model(
+        input_ids=batch.input_ids_BS,
+        token_type_ids=batch.token_types_BS,
+        attention_mask=batch.attention_mask_BS,
+        labels=batch.labels_BS,
+        next_sentence_label=batch.sentence_labels_B,
+    ).loss
 
 
 class PlainBlock(nn.Module):

@@ -1,4 +1,4 @@
-"""`tokendrop bench step`: step time by kept length beside the FLOPs, and a plain GPT-2 beside our baseline."""
+"""`tokendrop bench step`: step time by kept length beside the FLOPs, and a plain model beside our baseline."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,19 +8,20 @@ from typing import Any
 import torch
 
 from tokendrop.bench.figures import bench_result, figure, interleave, ratios
-from tokendrop.bench.reference import PlainGpt
+from tokendrop.bench.reference import Plain, plain_model
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
-from tokendrop.config.model import TransformerConfig
+from tokendrop.config.model import PRESETS, TransformerConfig
 from tokendrop.method import Dropping, TokenScores
-from tokendrop.models.batch import Batch, TextBatch
+from tokendrop.models.batch import Batch
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.worker import build_engine
 
 _CPU_MODEL = {"layers": 8, "width": 256, "heads": 4, "sequence_length": 512, "vocab_size": 4096}
-_GPU_PRESET, _GPU_VOCABULARY = "gpt3-350m", 50304
+_GPU_PRESET = "gpt3-350m"
+_VOCABULARIES = {"gpt": 50304, "bert": 30592}  # multiples of 64
 _SHARES = (16, 8, 4, 2, 1)
 
 
@@ -35,13 +36,15 @@ def bench_step(
     config, batch = job.model, job.task.build(job).random_batch(micro_batch, device)
 
     engine, dropping = build_engine(job, device)
-    plain = PlainGpt(config).to(device)
-    (plain_optimizer,) = build_optimizers(plain, job.train)
-
     lengths = {f"1/{share}": config.sequence_length // share for share in _SHARES}
     step = partial(timed_step, engine, dropping, batch, sequence_length=config.sequence_length)
     cases = {name: partial(step, kept_length=kept) for name, kept in lengths.items()}
-    cases["plain"] = partial(_plain_step, plain, plain_optimizer, batch, dtype)
+    plain = plain_model(config, engine.model)
+    if plain is not None:
+        (optimizer,) = build_optimizers(plain.model.to(device), job.train)
+        cases[plain.name] = partial(_plain_step, plain, optimizer, batch, dtype)
+    else:
+        log("peer     transformers is not installed, and left out; pip install 'tokendrop[eval]'")
     for warm_up in cases.values():
         warm_up()
         warm_up()
@@ -70,7 +73,8 @@ def _figures(
         figures[f"flops_ratio_at_{name}"] = figure([flops[name] / flops["1/1"]], "x full")
     quarter = flops["1/4"] / flops["1/1"]
     figures["time_over_flops_at_quarter"] = figure([r / quarter for r in ratios(seconds["1/4"], full)], "x")
-    figures["plain_gpt2_over_ours"] = figure(ratios(seconds["plain"], full), "x time")
+    for name in seconds.keys() - lengths.keys():
+        figures[f"{name}_over_ours"] = figure(ratios(seconds[name], full), "x time")
     return figures
 
 
@@ -110,13 +114,13 @@ def timed_step(
     return time.perf_counter() - started
 
 
-def _plain_step(model: PlainGpt, optimizer: torch.optim.Optimizer, batch: TextBatch, dtype: torch.dtype) -> float:
+def _plain_step(plain: Plain, optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype) -> float:
     synchronize(batch)
     started = time.perf_counter()
     with autocast(batch.device, dtype):
-        loss = model(batch.input_ids_BS, batch.labels_BS)
+        loss = plain.loss(plain.model, batch)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     synchronize(batch)
@@ -127,11 +131,13 @@ def _job(
     preset: str | None, micro_batch: int, precision: str, compiled: bool, device: torch.device
 ) -> ExperimentConfig:
     is_small = preset is None and device.type == "cpu"
-    model = _CPU_MODEL if is_small else {"preset": preset or _GPU_PRESET, "vocab_size": _GPU_VOCABULARY}
+    kind = PRESETS[preset or _GPU_PRESET]
+    model = _CPU_MODEL if is_small else {"preset": preset or _GPU_PRESET, "vocab_size": _VOCABULARIES[kind]}
     batch = {"global_batch": micro_batch, "micro_batch": micro_batch}
     tree = {
         "name": "bench-step",
-        "model": {"kind": "gpt", **model},
+        "task": {"kind": "masked_lm" if kind == "bert" else "causal_lm"},
+        "model": {"kind": kind, **model},
         "data": {"corpus": ["random"]},
         "train": {"length": "1 steps", **batch, "peak_lr": 1e-4, "precision": precision, "compile": compiled},
         "drop": {"method": "random_ltd"},

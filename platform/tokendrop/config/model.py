@@ -90,6 +90,10 @@ class BertConfig(TransformerConfig):
     """An encoder in the style of BERT."""
 
     PRESETS = {
+        # Turc et al. 2019, arXiv:1908.08962
+        "bert-mini": _sizes(4, 256, 4, 512),
+        "bert-small": _sizes(4, 512, 8, 512),
+        "bert-medium": _sizes(8, 512, 8, 512),
         "bert-base": _sizes(12, 768, 12, 512),
         "bert-large": _sizes(24, 1024, 16, 512),
     }
@@ -108,5 +112,5 @@ class BertConfig(TransformerConfig):
             )
 
 
-PRESETS = tuple(GptConfig.PRESETS)
-"""Names of the sizes that can be trained."""
+PRESETS = {**dict.fromkeys(GptConfig.PRESETS, "gpt"), **dict.fromkeys(BertConfig.PRESETS, "bert")}
+"""The kind of model of each named size that can be trained."""
