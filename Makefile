@@ -16,6 +16,8 @@ install: .venv/installed
 
 quickstart: install
 	$(BIN)/tokendrop compare jobs/pretrain/quickstart_baseline.yaml jobs/pretrain/quickstart.yaml
+	@echo && $(BIN)/tokendrop generate $$(ls -td runs/quickstart-random-ltd-* | head -1) \
+		--prompt 'This function returns' --tokens 60 --temperature 0.7
 
 # the runs of this folder in MLflow, on http://127.0.0.1:5000; without its job runner, which takes 1.5 GB
 ui: install

@@ -39,6 +39,7 @@ GIVEN = {
     "compare": [JOB, JOB],
     "evaluate": ["run"],
     "export": ["run", "--to", "folder"],
+    "generate": ["run", "--prompt", "text"],
     "submit": [JOB],
     "sync": ["run"],
     "data show": ["shards", "--sample", "0"],

@@ -1,6 +1,7 @@
 """The parser of the command line, the types of arguments, and arguments that several commands take."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -46,6 +47,25 @@ def whole(least: int, most: int = _MOST) -> Callable[[str], int]:
             bounds = f"of at least {least}" if most == _MOST else f"from {least} to {most:,}"
             raise argparse.ArgumentTypeError(f"want a whole number {bounds}, got {shortened(text)}")
         return number
+
+    return read
+
+
+def number(least: float, most: float) -> Callable[[str], float]:
+    """The type of a number from `least` to `most`.
+
+    Raises:
+        ArgumentTypeError: by the function that this returns, of any other text.
+    """
+
+    def read(text: str) -> float:
+        try:
+            value = float(text) if len(text) <= _LONGEST else math.nan
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"want a number from {least:g} to {most:g}, got {shortened(text)}")
+        return value
 
     return read
 

@@ -75,7 +75,7 @@ class MaskedLmTask:
         return Loss(loss.mean, loss.token_losses_BS, figures)
 
     def language_model(self, model: nn.Module) -> NoReturn:
-        raise UserError("lm-eval's tasks want a model that predicts the next token; a BERT predicts masked ones")
+        raise UserError("want a model that predicts the next token; a BERT predicts masked ones")
 
     def export(self, model: nn.Module, tokenizer: Any, to: Path) -> str:
         from tokendrop.data.tokenizer import pair_vocabulary
