@@ -82,6 +82,6 @@ def full_cluster(ray_cluster: None) -> Iterator[dict[str, str]]:
             return True
 
     other = Other.remote()
-    ray.get(other.is_there.remote())  # pyright: ignore[reportAttributeAccessIssue]
+    ray.get(other.is_there.remote(), timeout=120)  # pyright: ignore[reportAttributeAccessIssue]
     yield {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     ray.kill(other)
