@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_what_is_drawn_is_likely_and_the_same_for_a_seed(case, seed: int) -> Non
     assert choose(logits_V, LIKELIEST, torch.Generator()) == int(logits_V.argmax())
 
 
+@given(cases(), st.sampled_from([{"top_p": 0.0}, {"temperature": 1e-320}, {"top_p": 0.0, "temperature": 1e-9}]))
+def test_at_its_limits_sampling_leaves_the_likeliest_token(case, limit: dict[str, float]) -> None:
+    logits_V, sampling = case
+    probabilities_V = probabilities(1e3 * logits_V, replace(sampling, **limit))
+    assert probabilities_V.argmax() == logits_V.argmax()
+    torch.testing.assert_close(probabilities_V.max().item(), 1.0)
+
+
 def test_the_likeliest_tokens_are_those_that_hugging_face_writes(tiny_run: Path, tmp_path: Path) -> None:
     model, _, task = load_run(tiny_run)
     theirs = AutoModelForCausalLM.from_pretrained(export_checkpoint(tiny_run, tmp_path / "hf")[0])
@@ -96,6 +105,16 @@ def test_the_command_goes_on_with_a_prompt_and_with_each_line(tiny_run: Path, ca
     first, second = json.loads(capsys.readouterr().out)["texts"]
     assert first == text.removesuffix("\n")
     assert second.startswith("a river")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # by locale
+def test_text_that_is_not_utf8_is_refused(tiny_run: Path, capsys, monkeypatch, errors: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors=errors))
+    for arguments in ([], ["--prompt", "caf\udce9"]):
+        with pytest.raises(SystemExit) as refused:
+            main(["generate", str(tiny_run), "--tokens", "2", *arguments])
+        assert refused.value.code == 2
+        assert "in UTF-8" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path, capsys) -> None:

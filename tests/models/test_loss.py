@@ -88,21 +88,40 @@ def test_each_label_has_its_own_loss_without_a_gradient(case) -> None:
     assert not losses.requires_grad
 
 
+def with_gaps(labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Labels of which some are none."""
+    return labels.masked_fill(torch.rand(labels.shape, generator=generator) < 0.3, -100)
+
+
 @given(cases(), st.integers(0, 10**6))
-def test_with_a_bias_and_weights_it_is_the_weighted_sum(case, seed: int) -> None:
+def test_with_a_bias_and_a_divisor_it_is_the_sum_over_the_labels_that_there_are(case, seed: int) -> None:
     hidden, weight, labels, at_once = case
     generator = torch.Generator().manual_seed(seed)
     bias = torch.randn(VOCAB, generator=generator, dtype=torch.float64, requires_grad=True)
-    weights = torch.rand(labels.shape, generator=generator, dtype=torch.float64).round(decimals=1)
-    loss, losses, _ = head_loss(hidden, weight, labels, bias_V=bias, weights=weights, logits_at_once=at_once)
+    labels, divisor = with_gaps(labels, generator), torch.tensor(0.37, dtype=torch.float64)
+    loss, losses, _ = head_loss(hidden, weight, labels, bias_V=bias, divisor=divisor, logits_at_once=at_once)
     logits = F.linear(hidden, weight, bias)
     each = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
-    expected = (each * weights).sum()
+    expected = each.sum() / divisor
     torch.testing.assert_close(loss, expected, rtol=EXACT, atol=EXACT)
     torch.testing.assert_close(losses, each, rtol=EXACT, atol=EXACT)
     ours, theirs = (torch.autograd.grad(0.7 * value, (hidden, weight, bias)) for value in (loss, expected))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
+
+
+def test_a_divisor_is_never_rounded_to_bf16() -> None:
+    hidden = torch.randn(2, 50, WIDTH, requires_grad=True)
+    weight, bias = torch.randn(VOCAB, WIDTH, requires_grad=True), torch.randn(VOCAB, requires_grad=True)
+    labels = with_gaps(torch.randint(VOCAB, (2, 50)), torch.Generator().manual_seed(1))
+    grads: list[tuple[Tensor, ...]] = []
+    for divisor in (1.0, 1.003):  # which is 1 in bf16
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = head_loss(hidden, weight, labels, bias_V=bias, divisor=torch.tensor(divisor).double()).loss
+        assert loss.dtype == torch.float32
+        grads.append(torch.autograd.grad(loss * divisor, (hidden, weight, bias)))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
 @torch.no_grad()

@@ -2,9 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from typing import TextIO
 
 from tokendrop.cli.arguments import number, path, whole
 from tokendrop.cli.command import Command, Outcome
+from tokendrop.errors import UserError
 from tokendrop.output import log, print_text
 
 
@@ -31,6 +34,7 @@ def run(options: argparse.Namespace) -> Outcome:
     writer = Writer(options.path)
 
     def write(prompt: str) -> str:
+        _check_text(prompt)
         return prompt + writer.write(prompt, tokens=options.tokens, sampling=sampling, seed=options.seed)
 
     if options.prompt is not None:
@@ -39,11 +43,27 @@ def run(options: argparse.Namespace) -> Outcome:
     if sys.stdin.isatty():
         log("one text a line; Ctrl-D ends")
     texts: list[str] = []
-    for line in sys.stdin:
-        texts.append(write(line.rstrip("\n")))
+    for line in _lines(sys.stdin):
+        texts.append(write(line))
         if not options.json:
             print_text(texts[-1], is_corpus=True)
     return Outcome({"texts": texts}, is_corpus=True)
+
+
+def _lines(stream: TextIO) -> Iterator[str]:
+    try:
+        for line in stream:
+            yield line.rstrip("\n")
+    except UnicodeDecodeError:
+        raise UserError("standard input: want text in UTF-8") from None
+
+
+def _check_text(text: str) -> None:
+    """Bytes of a command line that are not UTF-8 come as halves of characters, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"want a text in UTF-8, got {text[:80]!r}") from None
 
 
 COMMAND = Command(

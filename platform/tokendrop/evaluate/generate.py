@@ -80,12 +80,13 @@ def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
 
 def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
     """How likely each token is to be drawn, float64 (V), at a temperature above 0."""
-    logits_V = logits_V.double() / sampling.temperature
+    logits_V = (logits_V.double() - logits_V.max()) / sampling.temperature
     if sampling.top_k is not None:
         least = logits_V.topk(min(sampling.top_k, len(logits_V))).values[-1]
         logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)
     if sampling.top_p < 1:
         ordered, tokens = logits_V.softmax(0).sort(descending=True)
-        before = ordered.cumsum(0) - ordered  # the likeliest token always stays
+        before = ordered.cumsum(0) - ordered
+        before[0] = -1  # the likeliest token always stays
         logits_V = logits_V.index_fill(0, tokens[before >= sampling.top_p], -torch.inf)
     return logits_V.softmax(0)

@@ -125,14 +125,14 @@ class Bert(nn.Module):
         is_label_BS = batch.labels_BS >= 0
         # labels first, in their order: a fixed number of places, for to count them would wait for the device
         places_BM = (~is_label_BS).to(torch.uint8).argsort(dim=1, stable=True)[:, : self.most_labels]
-        is_label_BM, labels_BM = is_label_BS.gather(1, places_BM), batch.labels_BS.gather(1, places_BM)
+        labels_BM = batch.labels_BS.gather(1, places_BM)
         count = is_label_BS.sum()
         divisor = count.clamp(min=1) if batch.labels_per_sample is None else batch.labels_per_sample * len(labels_BM)
         chosen_BMD = hidden_BSD.take_along_dim(places_BM[:, :, None], 1)
-        masked = self.token_loss(chosen_BMD, labels_BM.clamp(min=0), is_label_BM.double() / divisor)
+        masked = self.token_loss(chosen_BMD, labels_BM, divisor)
         token_losses_BS = torch.zeros_like(is_label_BS, dtype=masked.losses_N.dtype)
-        token_losses_BS = token_losses_BS.scatter(1, places_BM, masked.losses_N * is_label_BM)
-        token_hits = (masked.hits_N & is_label_BM).sum() if len(masked.hits_N) else torch.zeros_like(count)
+        token_losses_BS = token_losses_BS.scatter(1, places_BM, masked.losses_N)
+        token_hits = masked.hits_N.sum() if len(masked.hits_N) else torch.zeros_like(count)
         loss, hits = masked.loss, None
         if self.sentence is not None:
             logits_B2 = self.sentence_logits(hidden_BSD).to(loss.dtype)
@@ -161,10 +161,10 @@ class Bert(nn.Module):
         """Logits of the token in each place, (B, S, V)."""
         return self._transformed(hidden_BSD) @ self.tokens.weight.T + self.bias_V
 
-    def token_loss(self, hidden_BMD: Tensor, labels_BM: Tensor, weights_BM: Tensor) -> HeadLoss:
-        """Cross entropy of `token_logits`, by weight."""
+    def token_loss(self, hidden_BMD: Tensor, labels_BM: Tensor, divisor: Tensor) -> HeadLoss:
+        """Cross entropy of `token_logits`, of the labels of at least 0: their sum by a divisor."""
         transformed = self._transformed(hidden_BMD)
-        return head_loss(transformed, self.tokens.weight, labels_BM, bias_V=self.bias_V, weights=weights_BM)
+        return head_loss(transformed, self.tokens.weight, labels_BM, bias_V=self.bias_V, divisor=divisor)
 
     def sentence_logits(self, hidden_BSD: Tensor) -> Tensor:
         """Logits of a right and a wrong pair of sentences, (B, 2)."""

@@ -17,9 +17,9 @@ class HeadLoss(NamedTuple):
     """What the labels cost."""
 
     loss: Tensor
-    """A scalar: the mean over the labels, or their sum by weight; nats."""
+    """A scalar: the mean over the labels, or their sum by a divisor; nats."""
     losses_N: Tensor
-    """That of each label, in the labels' shape, detached; weights have no part in it."""
+    """That of each label, in the labels' shape, detached; 0 where there is none."""
     hits_N: Tensor
     """bool, alike: whether the label is the most likely token; empty where gradients are wanted."""
 
@@ -30,7 +30,7 @@ def head_loss(
     labels: Tensor,
     *,
     bias_V: Tensor | None = None,
-    weights: Tensor | None = None,
+    divisor: Tensor | None = None,
     logits_at_once: int | None = None,
 ) -> HeadLoss:
     """Cross entropy of `linear(hidden, weight, bias)` against the labels, nats.
@@ -39,8 +39,8 @@ def head_loss(
 
     Args:
         hidden: (..., D).
-        labels: int64, of the shape (...), 0..V-1.
-        weights: of each label, for the loss; without them it is the mean.
+        labels: int64, of the shape (...), 0..V-1; with a divisor, one below 0 is none.
+        divisor: a scalar, of the sum; without one it is the number of labels.
         logits_at_once: size of a chunk, by device when left out; it changes memory and speed, not the loss.
     """
     device = hidden.device.type
@@ -49,9 +49,8 @@ def head_loss(
     # asked here because inside of a Function no_grad can't be told from training
     wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight_VD.requires_grad)
     with torch.autocast(device, enabled=False):
-        weights_N = None if weights is None else weights.flatten()
         loss, losses_N, hits_N = _HeadLoss.apply(
-            hidden.flatten(0, -2), weight_VD, bias_V, labels.flatten(), weights_N, dtype, chunk, wants_grad
+            hidden.flatten(0, -2), weight_VD, bias_V, labels.flatten(), divisor, dtype, chunk, wants_grad
         )
         return HeadLoss(loss, losses_N.view(labels.shape), hits_N if wants_grad else hits_N.view(labels.shape))
 
@@ -66,7 +65,7 @@ class _HeadLoss(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         labels_N: Tensor,
-        weights_N: Tensor | None,
+        divisor: Tensor | None,
         dtype: torch.dtype,
         chunk: int,
         wants_grad: bool,
@@ -82,17 +81,19 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden_ND), chunk):
             rows = slice(start, start + chunk)
             hidden, labels = hidden_ND[rows].to(dtype), labels_N[rows, None]
+            counts = None if divisor is None else labels >= 0
             logits_CV = (hidden @ weight.T).to(exact)
             log_p_CV = torch.log_softmax(logits_CV if bias is None else logits_CV + bias, dim=-1)
-            log_p_C = log_p_CV.gather(1, labels)
-            loss -= log_p_C.sum() if weights_N is None else log_p_C[:, 0] @ weights_N[rows].to(exact)
-            losses.append(-log_p_C[:, 0])
+            log_p_C1 = log_p_CV.gather(1, labels if counts is None else labels.clamp(min=0))
+            log_p_C1 = log_p_C1 if counts is None else log_p_C1 * counts
+            loss -= log_p_C1.sum()
+            losses.append(-log_p_C1[:, 0])
             if wants_grad:
-                _add_gradients(grads, rows, log_p_CV, labels, hidden, weight, weights_N)
+                _add_gradients(grads, rows, log_p_CV, labels, counts, hidden, weight)
             else:
                 hits.append(log_p_CV.argmax(1) == labels[:, 0])
         ctx.save_for_backward(*grads)
-        ctx.divisor = 1 if weights_N is not None else len(hidden_ND)
+        ctx.divisor = len(hidden_ND) if divisor is None else divisor.to(exact)
         losses_N, hits_N = torch.cat(losses), torch.cat(hits) if hits else torch.empty(0, dtype=torch.bool)
         ctx.mark_non_differentiable(losses_N, hits_N)
         return loss / ctx.divisor, losses_N, hits_N
@@ -110,17 +111,18 @@ def _add_gradients(
     rows: slice,
     log_p_CV: Tensor,
     labels_C1: Tensor,
+    counts_C1: Tensor | None,
     hidden_CD: Tensor,
     weight_VD: Tensor,
-    weights_N: Tensor | None,
 ) -> None:
-    """Add the gradients of a chunk's sum, by weight: of hidden states, weight and bias; log_p is overwritten."""
+    """Add the gradients of a chunk's sum: of hidden states, weight and bias; log_p is overwritten."""
     grad_logits = log_p_CV.exp_()  # softmax - one_hot
     exact = grad_logits.dtype
-    grad_logits = grad_logits.scatter_add_(1, labels_C1, -torch.ones_like(labels_C1, dtype=exact)).to(weight_VD.dtype)
-    by_weight = None if weights_N is None else weights_N[rows, None].to(weight_VD.dtype)
-    grad_hidden = grad_logits @ weight_VD
-    grads[0][rows] = grad_hidden if by_weight is None else grad_hidden * by_weight
-    grads[1] += grad_logits.T @ (hidden_CD if by_weight is None else hidden_CD * by_weight)
+    if counts_C1 is not None:
+        grad_logits, labels_C1 = grad_logits.mul_(counts_C1), labels_C1.clamp(min=0)
+    one_hot = -torch.ones_like(labels_C1, dtype=exact) if counts_C1 is None else -counts_C1.to(exact)
+    grad_logits = grad_logits.scatter_add_(1, labels_C1, one_hot).to(weight_VD.dtype)
+    grads[0][rows] = grad_logits @ weight_VD
+    grads[1] += grad_logits.T @ hidden_CD
     if len(grads) > 2:
-        grads[2] += (grad_logits if by_weight is None else grad_logits * by_weight).sum(0, dtype=exact)
+        grads[2] += grad_logits.sum(0, dtype=exact)
