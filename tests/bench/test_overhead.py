@@ -10,6 +10,7 @@ import pytest
 from tokendrop.bench import overhead
 from tokendrop.bench.figures import interleave
 
+ROOT = Path(__file__).parents[2]
 STEP_S = 0.02
 STEPS = f"""
 import json, sys, time
@@ -47,6 +48,16 @@ def test_a_step_that_is_longer_than_a_turn_is_waited_for(tmp_path: Path, monkeyp
     monkeypatch.setattr(overhead, "_TURN_S", STEP_S / 4)
     with overhead._trainer(command(tmp_path / "slow"), tmp_path / "slow") as slow:
         assert slow.turn() == pytest.approx(1 / STEP_S)
+
+
+def test_the_bare_loop_trains_whatever_the_task(tmp_path: Path) -> None:
+    folder, job = tmp_path / "bare", "jobs/pretrain/bert_tiny_baseline.yaml"
+    command = [sys.executable, "-m", "tokendrop.bench.overhead", str(folder), str(ROOT / job)]
+    with overhead.psutil.Popen(command) as process:
+        while not (folder / "metrics.jsonl").exists() or not lines(folder):
+            assert process.poll() is None
+            time.sleep(0.2)
+        process.kill()
 
 
 def test_one_that_ends_by_itself_is_told_of(tmp_path: Path) -> None:

@@ -121,11 +121,10 @@ def bare_loop(config: ExperimentConfig, metrics: Path) -> None:
     train, device = config.train, pick_device()
     tune_cpu(config.scaling.cpus_per_worker)
     dtype = pick_dtype(train.precision, device)
-    model = config.task.build(config).build_model(seed=config.seed).to(device)
+    task = config.task.build(config)
+    model = task.build_model(seed=config.seed).to(device)
     optimizers = build_optimizers(model, train)
-    tokens = torch.randint(
-        config.model.vocab_size, (train.micro_batch, config.model.sequence_length + 1), device=device
-    )
+    batch = task.random_batch(train.micro_batch, device)
     accumulation = train.global_batch // train.micro_batch
     with metrics.open("w") as out:
         for step in count(1):
@@ -133,7 +132,7 @@ def bare_loop(config: ExperimentConfig, metrics: Path) -> None:
             loss = torch.zeros((), device=device)
             for _ in range(accumulation):
                 with autocast(device, dtype):
-                    loss = model(tokens[:, :-1], tokens[:, 1:])
+                    loss = task.loss(model, batch).mean
                 (loss / accumulation).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
             for optimizer in optimizers:

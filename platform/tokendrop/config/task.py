@@ -3,10 +3,11 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, get_args
 
 from tokendrop.config.plugin import import_class
+from tokendrop.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,35 +44,54 @@ class TaskConfig(ABC):
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CausalLm(TaskConfig):
-    """Predict the next token."""
+class _BuiltInTask(TaskConfig):
+    """A task of tokendrop's own."""
 
-    # by name: configurations are read without torch
-    IMPLEMENTATION: ClassVar = "tokendrop.tasks.causal_lm:CausalLmTask"
-
-    kind: Literal["causal_lm"] = "causal_lm"
+    IMPLEMENTATION: ClassVar[str]
+    """By name: configurations are read without torch."""
+    model_kind: ClassVar[str]
+    """Of the models that it trains."""
 
     def build(self, config: Any) -> Any:
+        if config.model.kind != self.model_kind:
+            kind = config.model.kind
+            fitting = [_kind(one) for one in get_args(AnyTask) if getattr(one, "model_kind", None) == kind]
+            raise UserError(
+                f"task.kind: '{self.kind}' trains a model of kind {self.model_kind}, not '{kind}';"
+                f" want {' or '.join(fitting)}"
+            )
         return import_class(self.IMPLEMENTATION)(config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalLm(_BuiltInTask):
+    """Predict the next token."""
+
+    IMPLEMENTATION = "tokendrop.tasks.causal_lm:CausalLmTask"
+    model_kind = "gpt"
+
+    kind: Literal["causal_lm"] = "causal_lm"
 
     def figures(self, val_loss: float, measured: Mapping[str, float]) -> dict[str, float]:
         return {"perplexity": perplexity(val_loss)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedLm(TaskConfig):
+class MaskedLm(_BuiltInTask):
     """Predict masked tokens, and whether two sentences follow each other (Devlin et al. 2019)."""
 
-    IMPLEMENTATION: ClassVar = "tokendrop.tasks.masked_lm:MaskedLmTask"
+    IMPLEMENTATION = "tokendrop.tasks.masked_lm:MaskedLmTask"
+    model_kind = "bert"
 
     kind: Literal["masked_lm"] = "masked_lm"
 
-    def build(self, config: Any) -> Any:
-        return import_class(self.IMPLEMENTATION)(config)
-
     def head_tokens(self, config: Any) -> int | None:
         return config.data.pairs.most_labels(config.model.sequence_length)
+
+
+def _kind(task: type[TaskConfig]) -> str:
+    (kind,) = (str(field.default) for field in fields(task) if field.name == "kind")
+    return kind
 
 
 AnyTask = CausalLm | MaskedLm | TaskConfig

@@ -11,7 +11,6 @@ from torch import nn
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.model import GptConfig
-from tokendrop.errors import UserError
 from tokendrop.models.batch import HeldOut, TextBatch
 from tokendrop.models.build import build_model
 from tokendrop.models.gpt import Gpt
@@ -25,12 +24,7 @@ class CausalLmTask:
     """`Task` of a GPT; a sample is a row of S + 1 tokens, of which each token's label is the next."""
 
     def __init__(self, config: ExperimentConfig) -> None:
-        """
-        Raises:
-            UserError: the job's model is no GPT.
-        """
-        if not isinstance(config.model, GptConfig):
-            raise UserError(f"task.kind: 'causal_lm' trains a model of kind gpt, not '{config.model.kind}'")
+        assert isinstance(config.model, GptConfig)
         self.config, self.model_config = config, config.model
 
     def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> Gpt:

@@ -26,12 +26,7 @@ class MaskedLmTask:
     """`Task` of a BERT; a sample is a pair of neighbouring runs of sentences."""
 
     def __init__(self, config: ExperimentConfig) -> None:
-        """
-        Raises:
-            UserError: the job's model is no BERT.
-        """
-        if not isinstance(config.model, BertConfig):
-            raise UserError(f"task.kind: 'masked_lm' trains a model of kind bert, not '{config.model.kind}'")
+        assert isinstance(config.model, BertConfig)
         self.config, self.model_config, self.pairs = config, config.model, config.data.pairs
 
     def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> Bert:
