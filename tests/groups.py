@@ -16,8 +16,8 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
 from tokendrop.models.batch import Batch
 from tokendrop.track.journal import Journal
-from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.loop import TrainComponents, train
 from tokendrop.train.worker import build_engine
 

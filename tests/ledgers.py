@@ -16,8 +16,8 @@ from tokendrop.data.read.row_reader import sample_order
 from tokendrop.data.shards.format import FORMAT, Header, Place, Shard, append_shard
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, Journal
-from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
-from tokendrop.train.checkpoint_index import write_meta
+from tokendrop.track.run_folder import DATA, JOB
+from tokendrop.train.checkpoint_index import CHECKPOINTS, write_meta
 from tokendrop.train.report import StepReport
 from tokendrop.train.sealed import seal_text
 

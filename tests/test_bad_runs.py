@@ -14,7 +14,8 @@ from runs import left_behind
 from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
-from tokendrop.track.run_folder import create_run_folder, latest_checkpoint
+from tokendrop.track.run_folder import create_run_folder
+from tokendrop.train.checkpoint_index import latest_checkpoint
 
 
 @pytest.fixture

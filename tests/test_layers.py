@@ -48,6 +48,7 @@ FOREIGN = {
     "models": {"numpy", "torch"},
     "models/pretrained.py": {"transformers"},
     "models/pretrained_bert.py": {"transformers"},
+    "models/hugging_face.py": {"transformers"},
     "tasks": {"numpy", "torch"},
     "data": {"numpy", "pyarrow", "tokenizers"},
     "data/shards/format.py": {"xxhash"},

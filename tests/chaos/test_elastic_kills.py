@@ -26,8 +26,7 @@ from tokendrop.config.load import load_job
 from tokendrop.launch.local_head import free_port
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import read_steps
-from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.checkpoint_index import committed
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 from tokendrop.train.reader import load_weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(3600)]

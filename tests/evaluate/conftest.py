@@ -17,8 +17,9 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
 from tokendrop.data.tokenizer import train_tokenizer
 from tokendrop.models.build import build_model
-from tokendrop.track.run_folder import CHECKPOINTS, describe_run
+from tokendrop.track.run_folder import describe_run
 from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizers
 

@@ -14,8 +14,8 @@ from pairs import LENGTH, texts
 from tokendrop.cli.main import main
 from tokendrop.evaluate.export import export_checkpoint
 from tokendrop.evaluate.load import load_run
-from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder, summarize
-from tokendrop.train.checkpoint_index import committed
+from tokendrop.track.run_folder import open_run_folder, summarize
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

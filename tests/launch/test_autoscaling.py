@@ -15,8 +15,8 @@ import pytest
 from corpora import documents, tiny_job, write_corpus
 from kills import Command, audited, last_step, run_below
 from tokendrop.track.journal import MetricsTail, read_steps
-from tokendrop.track.run_folder import CHECKPOINTS, read_attempts
-from tokendrop.train.checkpoint_index import committed_step
+from tokendrop.track.run_folder import read_attempts
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 
 pytestmark = [
     pytest.mark.ray,

@@ -11,9 +11,9 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.launch.resume import check_goes_on
 from tokendrop.models.build import build_model
-from tokendrop.track.run_folder import CHECKPOINTS, describe_run
+from tokendrop.track.run_folder import describe_run
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.checkpoint_index import META, committed, read_meta, write_meta
+from tokendrop.train.checkpoint_index import CHECKPOINTS, META, committed, read_meta, write_meta
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.sealed import file_sha256

@@ -15,8 +15,7 @@ import pytest
 from heads import Head
 from kills import last_step, worker_pid
 from tokendrop.track.journal import METRICS
-from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.checkpoint_index import committed_step
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 
 pytestmark = [pytest.mark.ray, pytest.mark.alone]
 

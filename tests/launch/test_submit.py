@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from heads import Head
-from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
-from tokendrop.train.checkpoint_index import read_meta
+from tokendrop.track.run_folder import open_run_folder
+from tokendrop.train.checkpoint_index import latest_checkpoint, read_meta
 
 EXAMPLES = Path(__file__).parents[2] / "jobs" / "examples"
 

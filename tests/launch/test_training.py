@@ -21,8 +21,8 @@ from tokendrop.launch import trainer
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import read_ledger, uncommitted_parts
-from tokendrop.track.run_folder import CHECKPOINTS, open_run_folder, read_attempts
-from tokendrop.train.checkpoint_index import committed, read_meta
+from tokendrop.track.run_folder import open_run_folder, read_attempts
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, read_meta
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -12,7 +12,8 @@ from tokendrop.data.shards.format import SHARDS
 from tokendrop.errors import UserError
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import LEDGER
-from tokendrop.track.run_folder import CHECKPOINTS, DATA, JOB
+from tokendrop.track.run_folder import DATA, JOB
+from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.sealed import seal_text
 
 

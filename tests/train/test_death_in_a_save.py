@@ -14,9 +14,8 @@ from deaths import die_before
 from groups import apart, together, train_until
 from tiny import assert_same, experiment
 from tokendrop.schedule.duration import Duration
-from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.checkpoint_index import META, committed, newest_complete, newest_whole, step_name
+from tokendrop.train.checkpoint_index import CHECKPOINTS, META, committed, newest_complete, newest_whole, step_name
 from tokendrop.train.storage import INDEX
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -16,9 +16,8 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.errors import UserError
 from tokendrop.track.journal import Journal, read_ledger, read_steps
-from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.checkpoint_index import committed
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.loop import TrainComponents, train
 from tokendrop.train.reader import load_weights

@@ -13,8 +13,7 @@ from sharing import HAS_DEEPSPEED, job
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.models.build import build_model
 from tokendrop.track.journal import read_ledger, read_steps
-from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.checkpoint_index import committed
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.reader import load_weights
 

@@ -10,9 +10,8 @@ from groups import together, train_until
 from tiny import TOKENS, Rows, experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.track.journal import read_steps
-from tokendrop.track.run_folder import CHECKPOINTS
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.checkpoint_index import step_name
+from tokendrop.train.checkpoint_index import CHECKPOINTS, step_name
 from tokendrop.train.loop import TrainComponents, accumulate
 from tokendrop.train.reader import CheckpointReader, load_into
 from tokendrop.train.worker import build_engine

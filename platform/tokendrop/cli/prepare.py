@@ -20,12 +20,13 @@ def run(options: argparse.Namespace) -> Outcome:
     from tokendrop.data.shards.manifest import read_header
     from tokendrop.launch.cluster import connect
     from tokendrop.launch.head_watch import HeadWatch
+    from tokendrop.launch.initial import with_initial
     from tokendrop.launch.prepare import cause_of
     from tokendrop.launch.results import with_absolute_paths
     from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.watch import prepare_line
 
-    config = with_absolute_paths(load_job(options.job, options.overrides))
+    config = with_initial(with_absolute_paths(load_job(options.job, options.overrides)))
     with stopping_in_time():
         connect()
         try:

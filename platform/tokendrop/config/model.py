@@ -32,6 +32,9 @@ class TransformerConfig:
     vocab_size: int
     """Rows of the embedding; at least the tokenizer's size. A multiple of 64 is fastest."""
     dropout: float = 0.0
+    init_from: str | None = None
+    """A run, a checkpoint, or a model of Hugging Face (a folder, or a name on the hub) to begin with the weights of;
+    random ones without it. Its sizes are those of the job; a shorter `sequence_length` takes the first positions."""
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.width, self.heads, self.sequence_length, self.vocab_size)

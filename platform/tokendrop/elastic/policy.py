@@ -22,8 +22,7 @@ from tokendrop.elastic.control import RunControl
 from tokendrop.elastic.decide import ClusterView, ScalingAction, ScalingDecider
 from tokendrop.elastic.progress import Progress
 from tokendrop.elastic.standby import StandbyPool
-from tokendrop.track.run_folder import CHECKPOINTS
-from tokendrop.train.checkpoint_index import committed_step
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 
 _CALL_S = 5.0  # for an answer of Ray's coordinator
 _IDLE_S = 0.25  # between two looks at a cluster whose nodes are waited for

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from tokendrop.data.tokenizer import load_tokenizer
-from tokendrop.track.run_folder import check_model, latest_checkpoint, open_run_folder, tokenizer_of
+from tokendrop.track.run_folder import check_model, open_run_folder, tokenizer_of
+from tokendrop.train.checkpoint_index import latest_checkpoint
 from tokendrop.train.reader import load_weights
 from tokendrop.train.task import Task
 

@@ -46,8 +46,14 @@ def absolute_in(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
             tokenizer=data.tokenizer and absolute(data.tokenizer, folder),
             folder=absolute(data.folder, folder),
         ),
+        model=replace(config.model, init_from=_existing(config.model.init_from, folder)),
         track=replace(config.track, uri=absolute_uri(config.track.uri, folder)),
     )
+
+
+def _existing(place: str | None, folder: Path) -> str | None:
+    """A path as `absolute` gives it where something is there; else it may be a name on Hugging Face's hub."""
+    return absolute(place, folder) if place and Path(absolute(place, folder)).exists() else place
 
 
 def absolute(path: str, folder: Path) -> str:

@@ -13,14 +13,15 @@ from tokendrop.errors import UserError
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.secrets import redact
 from tokendrop.track.mlflow import flat
-from tokendrop.track.run_folder import CHECKPOINTS, check_model, open_run_folder
-from tokendrop.train.checkpoint_index import committed, newest_whole, set_aside
+from tokendrop.track.run_folder import check_model, open_run_folder
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, newest_whole, set_aside
 from tokendrop.train.storage import read_index
 
 # What a run that goes on may have anew: where and how it runs, is saved, tracked and evaluated, and how long it is;
 # keys, and branches with all their keys. What is left out decides what is trained.
 MAY_CHANGE = (
     *("name", "run", "runs_folder", "scaling", "checkpoint", "track", "evaluate", "model.preset"),
+    "model.init_from",
     *("train.length", "train.micro_batch", "train.strategy", "train.zero_stage", "train.compile"),
     "train.activation_checkpointing",
     # whose token shards are compared by `check_same_rows`

@@ -26,6 +26,7 @@ from tokendrop.elastic.decide import ScalingDecider
 from tokendrop.errors import StorageError, UserError, first_line, storage_failure
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.head_watch import HeadWatch
+from tokendrop.launch.initial import with_initial
 from tokendrop.launch.memory import check_memory
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import torch_config
@@ -39,15 +40,8 @@ from tokendrop.launch.worker import WorkerSpec, never, run_worker
 from tokendrop.output import log
 from tokendrop.track.journal import note_loss, note_start
 from tokendrop.track.mlflow import MlflowMirror
-from tokendrop.track.run_folder import (
-    CHECKPOINTS,
-    begun_run,
-    create_run_folder,
-    describe_run,
-    read_attempts,
-    summarize,
-)
-from tokendrop.train.checkpoint_index import committed_step
+from tokendrop.track.run_folder import begun_run, create_run_folder, describe_run, read_attempts, summarize
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 from tokendrop.train.engines.build import check_strategy
 
 _RAY_STATE = "ray"
@@ -65,10 +59,11 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
     """
     config = with_absolute_paths(config)
-    task = config.task.build(config)
+    config.task.build(config)
     check_strategy(config.train)
     check_memory(config)
     resume = resume or begun_run(config)
+    config = with_initial(config, resume=resume)
     if resume is not None:
         check_goes_on(config, resume)
     check_ray(config.scaling)
@@ -89,7 +84,7 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
             note_start(run, committed_step(run / CHECKPOINTS))
             with Watcher(run, config, mirror) as watcher:
                 head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {run}'", watcher.give_up
-                held_out = task.open(data).held_out() if config.data.reader == "ray_data" else None
+                held_out = config.task.build(config).open(data).held_out() if config.data.reader == "ray_data" else None
                 spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out)
                 run_until_stopped(partial(_fit, spec, control), stop=control.stop)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)

@@ -16,8 +16,9 @@ from tokendrop.errors import UserError
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
 from tokendrop.track.journal import Journal
-from tokendrop.track.run_folder import CHECKPOINTS, ENVIRONMENT, JOB, TOKENIZER
+from tokendrop.track.run_folder import ENVIRONMENT, JOB, TOKENIZER
 from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.device import describe_device, tune_cpu
 from tokendrop.train.loop import TrainComponents
 from tokendrop.train.worker import build_engine, train_by_plan
@@ -62,11 +63,11 @@ def run_worker(
     device = device or torch.device("cpu")
     if rank == 0:
         describe_workers(spec.run / ENVIRONMENT, describe_device(device))
-    engine, dropping = build_engine(config, device)
     scores = config.drop.scores(config.model.vocab_size, device)
     meta = {"model": asdict(config.model), "name": config.name}
     checkpoints = Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores)
     newest = checkpoints.newest()
+    engine, dropping = build_engine(config, device, begins=newest is None)
     start = checkpoints.load(engine, newest) if newest else 0
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]

@@ -1,4 +1,7 @@
-"""Models of the ecosystem with the same function as ours: Hugging Face's GPT-2."""
+"""Hugging Face's GPT-2 with the same function as our GPT, and the way back."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -7,8 +10,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tokendrop.errors import UserError
 from tokendrop.models.gpt import Gpt
 
-# our block's module: GPT-2's, and whether its weight is transposed there (Conv1D)
-_MODULES = {
+_MODULES = {"tokens": "wte", "positions": "wpe", "norm": "ln_f"}
+
+# our block's module: GPT-2's, and whether its weight is transposed there
+_OF_LAYER = {
     "norm_1": ("ln_1", False),
     "attention.qkv": ("attn.c_attn", True),
     "attention.out": ("attn.c_proj", True),
@@ -54,18 +59,61 @@ def as_gpt2(model: Gpt, end: int) -> GPT2LMHeadModel:
 
 def gpt2_weights(model: Gpt) -> dict[str, Tensor]:
     """A Gpt's weights under GPT-2's names."""
-    assert model.positions is not None
-    weights = {
-        "transformer.wte.weight": model.tokens.weight,
-        "transformer.wpe.weight": model.positions.weight,
-        "transformer.ln_f.weight": model.norm.weight,
-        "transformer.ln_f.bias": model.norm.bias,
-        "lm_head.weight": model.tokens.weight,
+    weights = {"lm_head.weight": model.tokens.weight.detach()}
+    for name, parameter in model.named_parameters():
+        theirs, transposed = _theirs(name)
+        weights[theirs] = parameter.detach().T.contiguous() if transposed else parameter.detach()
+    return weights
+
+
+def weights_of(theirs: Mapping[str, Tensor], config: Any, names: Iterable[str]) -> dict[str, Tensor]:
+    """GPT-2's weights under the names of ours."""
+    found: dict[str, Tensor] = {}
+    for ours in names:
+        name, transposed = _theirs(ours)
+        if name in theirs:
+            found[ours] = theirs[name].T if transposed else theirs[name]
+    return found
+
+
+def sizes_of(config: Any) -> dict[str, Any]:
+    """Keys of `model` in a job for a GPT-2.
+
+    Raises:
+        ValueError: it has something that ours have not.
+    """
+    wanted = {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": (1e-5,),
+        "n_inner": (None, 4 * config.n_embd),
+        "tie_word_embeddings": (True,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
     }
-    for number, block in enumerate(model.blocks):
-        for ours, (theirs, transposed) in _MODULES.items():
-            module = block.get_submodule(ours)
-            for name, parameter in module.named_parameters():
-                turned = parameter.T.contiguous() if transposed and name == "weight" else parameter
-                weights[f"transformer.h.{number}.{theirs}.{name}"] = turned
-    return {name: weight.detach() for name, weight in weights.items()}
+    check_settings(config, wanted)
+    return {
+        "kind": "gpt",
+        "positions": "learned",
+        "layers": config.n_layer,
+        "width": config.n_embd,
+        "heads": config.n_head,
+        "vocab_size": config.vocab_size,
+        "sequence_length": config.n_positions,
+    }
+
+
+def check_settings(config: Any, wanted: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises ValueError where a setting of another model is none of those that ours have."""
+    for key, values in wanted.items():
+        if getattr(config, key, values[0]) not in values:
+            raise ValueError(f"want {key} of {' or '.join(map(str, values))}, found {getattr(config, key)}")
+
+
+def _theirs(name: str) -> tuple[str, bool]:
+    """GPT-2's name of one of our parameters, and whether it is transposed there (Conv1D)."""
+    module, _, kind = name.rpartition(".")
+    if not module.startswith("blocks."):
+        return f"transformer.{_MODULES[module]}.{kind}", False
+    _, number, ours = module.split(".", 2)
+    theirs, transposed = _OF_LAYER[ours]
+    return f"transformer.h.{number}.{theirs}.{kind}", transposed and kind == "weight"

@@ -1,6 +1,7 @@
 """Models of the ecosystem with the same function as our BERT: Hugging Face's BERT, and Megatron-LM's there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from transformers import (
 )
 
 from tokendrop.models.bert import Bert
+from tokendrop.models.pretrained import check_settings
+
+Norm = Literal["post", "pre"]
 
 _KINDS = {
     ("post", True): (BertConfig, BertForPreTraining),
@@ -32,6 +36,7 @@ _MODULES = {
     "transform_norm": "cls.predictions.transform.LayerNorm",
     "pooler": "bert.pooler.dense",
     "sentence": "cls.seq_relationship",
+    "classifier": "classifier",
 }
 _NORM = {"post": "bert.embeddings.LayerNorm", "pre": "bert.encoder.ln"}
 _QKV = tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
@@ -80,27 +85,53 @@ def bert_weights(model: Bert) -> dict[str, Tensor]:
     """A Bert's weights under the names of Hugging Face's."""
     weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        names = _names(name, model)
+        names = _names(name, model.config.norm)
         weights |= dict(zip(names, parameter.detach().chunk(len(names)), strict=True))
     return weights
 
 
-def read_bert(model: Bert, weights: Mapping[str, Tensor]) -> None:
-    """Put the weights of Hugging Face's model into ours.
+def weights_of(theirs: Mapping[str, Tensor], config: Any, names: Iterable[str]) -> dict[str, Tensor]:
+    """BERT's weights under the names of ours."""
+    norm: Norm = sizes_of(config)["norm"]
+    found: dict[str, Tensor] = {}
+    for ours in names:
+        parts = [theirs[name] for name in _names(ours, norm) if name in theirs]
+        if parts:
+            found[ours] = torch.cat(parts)
+    return found
+
+
+def sizes_of(config: Any) -> dict[str, Any]:
+    """Keys of `model` in a job for a BERT.
 
     Raises:
-        KeyError: one is missing; it is named.
+        ValueError: it has something that ours have not.
     """
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.cat([weights[one] for one in _names(name, model)]))
+    wanted = {
+        "hidden_act": ("gelu",),
+        "layer_norm_eps": (1e-12,),
+        "intermediate_size": (4 * config.hidden_size,),
+        "type_vocab_size": (2,),
+        "position_embedding_type": ("absolute",),
+        "tie_word_embeddings": (True,),
+    }
+    check_settings(config, wanted)
+    return {
+        "kind": "bert",
+        "norm": "post" if config.model_type == "bert" else "pre",
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "vocab_size": config.vocab_size,
+        "sequence_length": config.max_position_embeddings,
+    }
 
 
-def _names(name: str, model: Bert) -> tuple[str, ...]:
+def _names(name: str, norm: Norm) -> tuple[str, ...]:
     """Theirs of one of our parameters: one, or three whose parts lie in ours one after the other."""
     if name == "bias_V":
         return ("cls.predictions.bias",)
-    norm, (module, _, kind) = model.config.norm, name.rpartition(".")
+    module, _, kind = name.rpartition(".")
     if module == "norm":
         return (f"{_NORM[norm]}.{kind}",)
     if not module.startswith("blocks."):

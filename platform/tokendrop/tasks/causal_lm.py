@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # a model is built and timed without pyarrow
 class CausalLmTask:
     """`Task` of a GPT; a sample is a row of S + 1 tokens, of which each token's label is the next."""
 
+    may_be_new = ()
+
     def __init__(self, config: ExperimentConfig) -> None:
         assert isinstance(config.model, GptConfig)
         self.config, self.model_config = config, config.model

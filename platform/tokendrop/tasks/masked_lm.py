@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # a model is built and timed without pyarrow
 class MaskedLmTask:
     """`Task` of a BERT; a sample is a pair of neighbouring runs of sentences."""
 
+    may_be_new = ()
+
     def __init__(self, config: ExperimentConfig) -> None:
         assert isinstance(config.model, BertConfig)
         self.config, self.model_config, self.pairs = config, config.model, config.data.pairs

@@ -16,8 +16,8 @@ from tokendrop.data.shards.format import MANIFEST, SHARDS, Committed
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, read_part, span_of
-from tokendrop.track.run_folder import latest_checkpoint, open_run_folder
-from tokendrop.train.checkpoint_index import read_meta
+from tokendrop.track.run_folder import open_run_folder
+from tokendrop.train.checkpoint_index import latest_checkpoint, read_meta
 
 # The ledger is compared so many samples at a time; the order of samples is asked for fewer, for it is quickest so.
 _BLOCK, _ORDER_BLOCK = 2**20, 2**15

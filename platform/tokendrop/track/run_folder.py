@@ -19,16 +19,10 @@ from tokendrop.data.shards.format import MANIFEST, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, MetricsTail, read_steps
-from tokendrop.train.checkpoint_index import META, check_whole, is_checkpoint, newest_whole, read_meta
+from tokendrop.train.checkpoint_index import read_meta
 from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
 
-JOB, PLAN, ENVIRONMENT, CHECKPOINTS, DATA = (
-    "job.yaml",
-    "plan.json",
-    "environment.json",
-    "checkpoints",
-    "data.txt",
-)
+JOB, PLAN, ENVIRONMENT, DATA = "job.yaml", "plan.json", "environment.json", "data.txt"
 
 
 def create_run_folder(config: ExperimentConfig) -> Path:
@@ -153,11 +147,11 @@ def shards_of(run: Path) -> Path:
 
 
 def check_model(checkpoint: Path, config: ExperimentConfig) -> None:
-    """Raises UserError unless a checkpoint is of the job's model; its sizes count, the name of its preset does not."""
+    """Raises UserError unless a checkpoint is of the job's model: what it computes, not where its sizes come from."""
     saved, wanted = read_meta(checkpoint).get("model"), asdict(config.model)
-    for key in wanted:
+    for key in wanted.keys() - {"preset", "init_from"}:
         was = saved.get(key) if isinstance(saved, dict) else None
-        if key != "preset" and was != wanted[key]:
+        if was != wanted[key]:
             raise UserError(
                 f"{checkpoint}: a checkpoint of another model: model.{key} is {was} there and {wanted[key]} in this job"
             )
@@ -213,19 +207,3 @@ def read_attempts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
     """What metrics.jsonl says of the groups of workers that a run had, and of the planned changes between them."""
     lines = MetricsTail(folder).read(limit=-1)
     return [line for line in lines if "attempt_from" in line], [line for line in lines if "resize_at" in line]
-
-
-def latest_checkpoint(path: Path) -> Path:
-    """The newest whole checkpoint of a run folder, or the checkpoint that `path` is itself.
-
-    Raises:
-        UserError: there is none.
-        DamagedDataError: it is damaged, or all of the run's are.
-    """
-    if (path / META).is_file() or is_checkpoint(path):
-        check_whole(path)
-        return path
-    newest = newest_whole(path / CHECKPOINTS)
-    if newest is None:
-        raise UserError(f"{path}: want a run folder with a committed checkpoint, or a checkpoint; found none")
-    return newest

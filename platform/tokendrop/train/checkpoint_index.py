@@ -12,6 +12,8 @@ from typing import Any
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.train.sealed import NO_FILE, file_sha256, read_sealed_json, seal_json, write_synced
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that holds them."""
 META = "meta.json"
 _NAME = re.compile(r"step_(\d{9,})")
 _FILE = re.compile(r"\w[\w.]*")  # a file of a checkpoint: a plain name, which can't lead out of the folder
@@ -75,6 +77,22 @@ def _newest(folder: Path, check: Callable[[Path], object]) -> Path | None:
     if damages:
         raise DamagedDataError(f"{damages[0]}; {folder} has no other checkpoint that is whole")
     return None
+
+
+def latest_checkpoint(path: Path) -> Path:
+    """The newest whole checkpoint of a run folder, or the checkpoint that `path` is itself.
+
+    Raises:
+        UserError: there is none.
+        DamagedDataError: it is damaged, or all of the run's are.
+    """
+    if (path / META).is_file() or is_checkpoint(path):
+        check_whole(path)
+        return path
+    newest = newest_whole(path / CHECKPOINTS)
+    if newest is None:
+        raise UserError(f"{path}: want a run folder with a committed checkpoint, or a checkpoint; found none")
+    return newest
 
 
 def set_aside(newest: Path) -> None:

@@ -1,6 +1,6 @@
 """What is trained: the loop, its engines, evaluation and benchmarks know no more of it than this."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,9 @@ class TaskData(Protocol):
 
 class Task(Protocol):
     """How a job becomes a model, batches, a loss and an export; made by `config.task.build(config)`."""
+
+    may_be_new: Sequence[str]
+    """How the names of those parameters begin that keep random weights where `model.init_from` has none."""
 
     def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> nn.Module:
         """The model with the weights that training begins with, the same on every rank for one seed.

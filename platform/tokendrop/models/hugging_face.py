@@ -1,0 +1,76 @@
+"""Models of Hugging Face as a source of weights for ours: a folder, or a name on the hub."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForPreTraining
+from transformers.utils import cached_file, logging
+
+from tokendrop.errors import UserError, first_line
+from tokendrop.models import pretrained, pretrained_bert
+
+_FAMILIES = {"gpt2": pretrained, "bert": pretrained_bert, "megatron-bert": pretrained_bert}
+
+
+class HuggingFaceWeights:
+    """Weights under the names of ours."""
+
+    def __init__(self, place: str) -> None:
+        """
+        Raises:
+            UserError: there is no model, or none of a kind that we have.
+        """
+        self.place = place
+        try:
+            self.config: Any = AutoConfig.from_pretrained(place)
+        except Exception as error:  # of the network, of a file, or of the library
+            raise UserError(
+                f"model.init_from: {place}: want a run, a checkpoint, or a model of Hugging Face as a folder or by its"
+                f" name on the hub ({first_line(error)[:200]})"
+            ) from None
+        if self.config.model_type not in _FAMILIES:
+            raise UserError(
+                f"model.init_from: {place} is of the type {self.config.model_type}; want {', '.join(_FAMILIES)}"
+            )
+        self._family = _FAMILIES[self.config.model_type]
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The path of its `tokenizer.json`, or its `vocab.txt`; None where it has none."""
+        for name in ("tokenizer.json", "vocab.txt"):
+            with suppress(OSError):
+                return cached_file(self.place, name)
+        return None
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Keys of `model` in a job, and their values there.
+
+        Raises:
+            UserError: the model has something that ours have not.
+        """
+        try:
+            return self._family.sizes_of(self.config)
+        except ValueError as error:
+            raise UserError(f"model.init_from: {self.place}: {error}") from None
+
+    def weights(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of our parameters that the model has, by name."""
+        before = logging.get_verbosity()
+        logging.set_verbosity_error()  # heads that are not there are told of with a table
+        try:
+            model, told = self._class().from_pretrained(self.place, dtype="auto", output_loading_info=True)
+        finally:
+            logging.set_verbosity(before)
+        theirs = {name: value for name, value in model.state_dict().items() if name not in told["missing_keys"]}
+        return self._family.weights_of(theirs, self.config, names)
+
+    def _class(self) -> Any:
+        """That of a classifier, by which it was saved; else the one with the heads of pretraining."""
+        for name in self.config.architectures or ():
+            if name.endswith(("ForSequenceClassification", "ForMultipleChoice")):
+                return getattr(transformers, name)
+        return AutoModelForPreTraining

@@ -1,0 +1,127 @@
+"""The weights that a job begins with where they are not random: `model.init_from`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tokendrop.config.model import TransformerConfig
+from tokendrop.errors import UserError
+from tokendrop.train.checkpoint_index import CHECKPOINTS, META, is_checkpoint, latest_checkpoint
+from tokendrop.train.reader import CheckpointReader, load_into
+
+_WHERE_FROM = ("preset", "init_from", "dropout")
+"""Keys of a model that say nothing of its weights."""
+_MODEL = "model."
+
+
+class InitialWeights(Protocol):
+    """A trained model."""
+
+    place: str
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The path of its tokenizer; None where it has none."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, Any]:
+        """Keys of `model` in a job, and their values there; UserError where it has something that ours have not."""
+        ...
+
+    def weights(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of our parameters that the model has, by name."""
+        ...
+
+
+class CheckpointWeights:
+    """Weights of a checkpoint of ours."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: a run folder, for its newest checkpoint, or a checkpoint.
+        Raises:
+            UserError: there is no checkpoint.
+            DamagedDataError: it is damaged.
+        """
+        self.checkpoint = latest_checkpoint(path.absolute())
+        self.place = str(self.checkpoint)
+        self._reader = CheckpointReader(self.checkpoint)
+
+    @property
+    def tokenizer(self) -> str | None:
+        path = self.checkpoint.parent.parent / "tokenizer.json"
+        return str(path) if path.is_file() else None
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {key: value for key, value in self._reader.meta["model"].items() if key not in _WHERE_FROM}
+
+    def weights(self, names: Iterable[str]) -> dict[str, Tensor]:
+        tensors = self._reader.metadata.state_dict_metadata
+        wanted = [name for name in names if _MODEL + name in tensors]
+        found = {name: _empty_like(tensors[_MODEL + name]) for name in wanted}
+        load_into({"model": found}, self._reader)
+        return found
+
+
+def find_initial(place: str) -> InitialWeights:
+    """What `model.init_from` means.
+
+    Raises:
+        UserError: there is nothing, or a model of a family that we have not.
+        DamagedDataError: it is a damaged checkpoint.
+    """
+    path = Path(place).expanduser()
+    if (path / META).is_file() or is_checkpoint(path) or (path / CHECKPOINTS).is_dir():
+        return CheckpointWeights(path)
+    try:
+        from tokendrop.models.hugging_face import HuggingFaceWeights
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"model.init_from: {place}: want a run or a checkpoint, or for models of Hugging Face:"
+            f" pip install 'tokendrop[eval]' ({error.name} is missing)"
+        ) from None
+    return HuggingFaceWeights(str(path) if path.exists() else place)
+
+
+def check_sizes(config: TransformerConfig, source: InitialWeights) -> None:
+    """Raises UserError where a job's model is not the one that it is to begin with the weights of."""
+    wanted = asdict(config)
+    for key, value in sorted(source.sizes.items(), key=lambda one: one[0] != "kind"):
+        is_length = key == "sequence_length"
+        if not (wanted[key] <= value if is_length else wanted.get(key) == value):
+            want = f"at most {value}" if is_length else value
+            raise UserError(f"model.{key}: {source.place} has {value}, this job {wanted.get(key)}; want {want}")
+
+
+@torch.no_grad()
+def begin_with(model: nn.Module, source: InitialWeights, *, may_be_new: Sequence[str]) -> None:
+    """Put the weights of a trained model into another one of its sizes.
+
+    Args:
+        may_be_new: how the names of those begin that keep their random weights where the source has none.
+    Raises:
+        UserError: the source has none of another name, or some of other sizes.
+    """
+    parameters = dict(model.named_parameters())
+    weights = source.weights(parameters)
+    for name, parameter in parameters.items():
+        if name not in weights:
+            if name.startswith(tuple(may_be_new)):
+                continue
+            raise UserError(f"model.init_from: {source.place} has no {name}; want a model with the same heads")
+        found = weights[name][: len(parameter)] if name == "positions.weight" else weights[name]
+        if found.shape != parameter.shape:
+            sizes = f"{tuple(found.shape)}, this job's {tuple(parameter.shape)}"
+            raise UserError(f"model.init_from: {name} of {source.place} is of size {sizes}")
+        parameter.copy_(found)
+
+
+def _empty_like(tensor: Any) -> Tensor:
+    return torch.empty(tensor.size, dtype=tensor.properties.dtype)
