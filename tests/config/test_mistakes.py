@@ -100,7 +100,9 @@ MISTAKES = {
     "data.pairs={sentence_task: nps}": (
         "data.pairs.sentence_task: want one of sop, nsp, none, got 'nps'; did you mean 'nsp'?"
     ),
-    "data.pairs={sentence_task: nsp}": "data.pairs: only a model of kind bert reads pairs of sentences, not 'gpt'",
+    "data.pairs={sentence_task: nsp}": (
+        "data.pairs: only a task of kind masked_lm reads pairs of sentences, not 'causal_lm'"
+    ),
     "model={kind: bert, layers: 1, width: 8, heads: 1, sequence_length: 4, vocab_size: 9}": (
         "model: want a sequence_length of at least 5"
     ),
@@ -113,8 +115,8 @@ MISTAKES = {
     "train.beta2=1": "train: want 0 <= beta1, beta2 < 1",
     "train.max_grad_norm=0": "train: want peak_lr, max_grad_norm and epsilon above 0",
     "train.micro_batch=0": "train: want global_batch and micro_batch of at least 1",
-    "train.length=0 steps": "train.length: want steps or tokens, more than 0",
-    "train.length=70%": "train.length: want steps or tokens",
+    "train.length=0 steps": "train.length: want steps, tokens or epochs, more than 0",
+    "train.length=70%": "train.length: want steps, tokens or epochs",
     # rules over two branches
     "train.global_batch=17": "train.global_batch: global batch 17 must be a multiple of micro batch",
     "scaling.workers=5": "train.global_batch: global batch",

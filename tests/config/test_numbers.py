@@ -29,12 +29,26 @@ KINDS = {
     ],
     "bert": [
         "model={kind: bert, layers: 3, width: 64, heads: 2, sequence_length: 64, vocab_size: 300}",
+        "task={kind: masked_lm}",
         "data.pairs={max_predictions: 3}",
         "drop.schedule={kind: constant, kept: 32}",
     ],
 }
 VALUES = [0, -1, math.nan, math.inf, -math.inf, 1e18, -1e18, 1e-300, 2**62, 2**63, 2**40, "", "\0", "\ud800"]
-VALUES += ["1e18 steps", "1e18 tokens", "1e30 steps", "1e-30%", "100%", "-1 steps", "0 steps", True, None, [], {}]
+VALUES += [
+    "1e18 steps",
+    "1e18 tokens",
+    "1e30 steps",
+    "3 epochs",
+    "1e-30%",
+    "100%",
+    "-1 steps",
+    "0 steps",
+    True,
+    None,
+    [],
+    {},
+]
 
 
 def numbers(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -17,8 +17,8 @@ from tokendrop.data.read.row_reader import Rows, held_out_ids
 from tokendrop.errors import UserError
 from tokendrop.evaluate.export import export_checkpoint
 from tokendrop.evaluate.harness import LmEvalAdapter
+from tokendrop.evaluate.held_out import held_out_figures
 from tokendrop.evaluate.load import load_run
-from tokendrop.evaluate.perplexity import validation_perplexity
 from tokendrop.track.run_folder import open_run_folder
 
 NATS = 1e-6  # of one log-likelihood, which is hundreds
@@ -137,7 +137,7 @@ def test_held_out_loss_is_what_the_adapters_find_of_each_row_after_its_first_tok
     run: Path, adapters: Adapters
 ) -> None:
     """A rolling log-likelihood has one term more: of the first token, after the end of a text."""
-    result = validation_perplexity(run)
+    result = held_out_figures(run)
     config, data = open_run_folder(run)
     rows = Rows(data, "validation")
     ids = held_out_ids(config.data, rows.committed, config.evaluate.sequences)

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from tokendrop.cli.main import main
 from tokendrop.errors import UserError
 from tokendrop.evaluate.evaluation import evaluate_run
+from tokendrop.evaluate.held_out import held_out_figures, precision_here
 from tokendrop.evaluate.load import load_run, locate
-from tokendrop.evaluate.perplexity import precision_here, validation_perplexity
 from tokendrop.track.journal import METRICS
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
@@ -40,7 +40,7 @@ def test_held_out_loss_is_the_mean_over_every_token(tiny_run: Path):
     with torch.no_grad(), autocast(device, precision_here("auto", device)):
         expected = cross_entropy(model.logits(rows[:, :-1]).double().flatten(0, 1), rows[:, 1:].flatten())
 
-    result = validation_perplexity(tiny_run)
+    result = held_out_figures(tiny_run)
 
     assert result["val_loss"] == pytest.approx(expected.item(), rel=1e-5)
     assert result["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
@@ -50,7 +50,7 @@ def test_held_out_loss_is_the_mean_over_every_token(tiny_run: Path):
 def test_no_more_held_out_rows_are_read_than_the_job_says(own_run: Path):
     change_job(own_run, "evaluate", sequences=2)
 
-    assert validation_perplexity(own_run)["rows"] == 2
+    assert held_out_figures(own_run)["rows"] == 2
 
 
 def test_the_command_prints_tasks_and_held_out_loss(tiny_run: Path, documents: Path, capsys):
@@ -69,8 +69,9 @@ def test_the_command_prints_tasks_and_held_out_loss(tiny_run: Path, documents: P
         ["tiny_choices", "acc_norm", f"{scores['acc_norm']:.4f}", f"{scores['acc_norm_stderr']:.4f}"],
         ["validation", "loss", f"{held_out['val_loss']:.4f}"],
         ["validation", "perplexity", f"{held_out['perplexity']:.4f}"],
+        ["validation", "word_perplexity", f"{held_out['word_perplexity']:.3e}"],
     ]
-    assert held_out == validation_perplexity(tiny_run)
+    assert held_out == held_out_figures(tiny_run)
     assert result["n_samples"] == {"tiny_choices": 4}
 
 
@@ -118,7 +119,7 @@ def test_an_mlflow_that_is_away_costs_one_line_and_nothing_else(own_run: Path, t
 
     result = evaluate_run(own_run, [])
 
-    assert result["validation"] == validation_perplexity(tiny_run)
+    assert result["validation"] == held_out_figures(tiny_run)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("mlflow   not reached")
 

@@ -7,7 +7,7 @@ from folders import Document, write_folder
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
 from tokendrop.data.tokenizer import train_tokenizer
-from tokendrop.evaluate.perplexity import validation_perplexity
+from tokendrop.evaluate.held_out import held_out_figures
 from tokendrop.launch.worker import WorkerSpec, run_worker
 from tokendrop.track.journal import read_steps
 from tokendrop.track.run_folder import describe_run
@@ -52,7 +52,7 @@ def test_evaluate_gives_the_last_loss_of_training_whatever_its_micro_batch(tmp_p
         run.mkdir()
         describe_run(run, config, data)
         run_worker(WorkerSpec(config=config, run=run, data=data))
-        result = validation_perplexity(run)
+        result = held_out_figures(run)
         assert result["rows"] == HELD_OUT
         assert result["val_loss"] == read_steps(run)[-1]["val_loss"]
         found.append(result["val_loss"])

@@ -44,9 +44,10 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
         for metric, value in scores.items()
         if "_stderr" not in metric
     ]
-    if result["validation"] is not None:
-        held_out = {name.removeprefix("val_"): value for name, value in result["validation"].items() if name != "rows"}
-        rows += [["validation", name, _number(value), ""] for name, value in held_out.items()]
+    from tokendrop.evaluate.evaluation import held_out_of
+
+    for split, figures in held_out_of(result).items():
+        rows += [[split, name, _number(value), ""] for name, value in figures.items()]
     return f"{result['checkpoint']}\n\n" + table(["task", "metric", "value", "stderr"], rows)
 
 
@@ -58,7 +59,7 @@ def _stderr(scores: Mapping[str, float | None], metric: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
+    return "not finite" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
 COMMAND = Command(

@@ -6,6 +6,9 @@ from typing import Literal
 
 from tokendrop.config.files import not_a_folder
 
+DataKind = Literal["text", "sentence_pairs"]
+"""What a task reads: documents end to end, or pairs of neighbouring runs of sentences."""
+
 _MOST_TOKENS = 1_000_000  # of a vocabulary that is learned here, for which room is taken beforehand
 _MOST_BYTES = 2**40  # of a document
 _MOST_ROWS = 2**36  # of a source, see data/read/order.py
@@ -94,6 +97,17 @@ class DataConfig:
     max_rejected: float = 1e-4
     """Share of the documents that may be unreadable before preparation stops; each is listed in rejected.parquet.
     A damaged file, of which the rest can't be read, stops it always; 1 goes on whatever is lost."""
+    text_unit: Literal["piece", "line", "stripped_line"] = "piece"
+    """What a document of a .txt is: some 16 KB up to a blank line, a line with its end, or one without the white space
+    around it."""
+    end_of_text: bool = True
+    """Put the token that ends a text after each document."""
+    validation_corpus: tuple[str, ...] = ()
+    """Files as in `corpus` that are held out for validation; with them, all documents of `corpus` are trained on."""
+    test_corpus: tuple[str, ...] = ()
+    """Files as in `corpus` that are held out for tests."""
+    epoch_samples: int | None = None
+    """Training samples of an epoch, for lengths in epochs; null for as many as preparation makes of the corpus."""
     tokenizer: str | None = None
     """A `tokenizer.json` or, for BERT, a `vocab.txt`; without one, a tokenizer is trained on the head of the corpus,
     of several sources on the heads of all by weight."""
@@ -126,6 +140,8 @@ class DataConfig:
             raise ValueError(f"sources: want a name for each, got {', '.join(names)}")
         if self.sources and self.only:
             raise ValueError("only: with sources, say it in each of them")
+        if (self.validation_corpus or self.test_corpus) and self.sources:
+            raise ValueError("validation_corpus: it goes with corpus, not with sources; test_corpus alike")
         if not 0 < self.validation_share < 1 or not 0 <= self.test_share < 1 - self.validation_share:
             raise ValueError(
                 "want 0 < validation_share < 1 and 0 <= test_share < 1 - validation_share,"
@@ -145,8 +161,16 @@ class DataConfig:
                 raise ValueError(f"{key}: want at most {most:,}, got {value:,}")
         if self.rows_per_shard < 1 or self.shuffle_rows < 0 or self.max_document_bytes < 1:
             raise ValueError("want rows_per_shard and max_document_bytes of at least 1, shuffle_rows of at least 0")
+        if self.epoch_samples is not None and (self.epoch_samples < 1 or self.sources):
+            raise ValueError(f"epoch_samples: want a number of at least 1, of one corpus, got {self.epoch_samples}")
         if not 0 <= self.max_rejected <= 1:
             raise ValueError(f"want 0 <= max_rejected <= 1, got {self.max_rejected:g}")
+
+    @property
+    def held_out_corpora(self) -> dict[str, tuple[str, ...]]:
+        """Files of their own that are held out, by split."""
+        found = {"validation": self.validation_corpus, "test": self.test_corpus}
+        return {split: corpus for split, corpus in found.items() if corpus}
 
     def corpus_key(self, number: int) -> str:
         """The key in a job of the corpus of one source of the mixture, counted from 0."""

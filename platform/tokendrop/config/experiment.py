@@ -12,8 +12,9 @@ from tokendrop.config.model import BertConfig, GptConfig
 from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig, TrackConfig
 from tokendrop.config.task import AnyTask, CausalLm
 from tokendrop.config.train import TrainConfig
+from tokendrop.errors import UserError
 from tokendrop.schedule.batch import BatchSplit
-from tokendrop.schedule.duration import Clock, Duration
+from tokendrop.schedule.duration import Clock, Duration, durations
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import check_countable
 from tokendrop.secrets import redact
@@ -49,16 +50,20 @@ class ExperimentConfig:
                 raise ValueError(f"{key}: want at most {_LONGEST_NAME} bytes, got {len(name.encode())}")
         if reason := not_a_folder(self.runs_folder):
             raise ValueError(f"runs_folder: {reason}")
-        if self.model.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
-            raise ValueError(f"data.pairs: only a model of kind bert reads pairs of sentences, not '{self.model.kind}'")
+        if self.task.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
+            raise ValueError(
+                f"data.pairs: only a task of kind masked_lm reads pairs of sentences, not '{self.task.kind}'"
+            )
         self.drop.check(self.model.vocab_size)
+        if self.waits_for_epochs:
+            return
         _ = self.plan  # raises where two branches do not fit together
         if self.drop.keeps_special:
             self._check_special_tokens()
 
     def _check_special_tokens(self) -> None:
         shortest = min((kept for segment in self.plan.segments for kept in segment.kept), default=SPECIAL_TOKENS)
-        if self.model.reads != "sentence_pairs" or shortest < SPECIAL_TOKENS:
+        if self.task.reads != "sentence_pairs" or shortest < SPECIAL_TOKENS:
             raise ValueError(
                 f"drop.keep_special_tokens: want pairs of sentences and kept lengths of at least {SPECIAL_TOKENS}, the"
                 f" special tokens of a pair; got a model of kind '{self.model.kind}' and a kept length of {shortest}"
@@ -77,17 +82,36 @@ class ExperimentConfig:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the run; a length in tokens is rounded up to whole steps."""
-        return ceil(self.train.length.steps(tokens_per_step=self.tokens_per_step))
+        """Optimizer steps of the run; a length in tokens or epochs is rounded up to whole steps.
+
+        Raises:
+            UserError: it `waits_for_epochs`.
+        """
+        if self.waits_for_epochs:
+            raise UserError(
+                "data.epoch_samples: a plan in epochs wants the number of training samples; 'tokendrop prepare' tells"
+                " it, 'tokendrop train' counts it"
+            )
+        with naming("train.length"):
+            return ceil(self._clock(total_steps=0).steps(self.train.length))
 
     @property
     def clock(self) -> Clock:
         """What turns the job's durations into steps."""
+        return self._clock(total_steps=self.steps)
+
+    def _clock(self, *, total_steps: int) -> Clock:
         return Clock(
             global_batch=self.train.global_batch,
             sequence_length=self.model.sequence_length,
-            total_steps=self.steps,
+            total_steps=total_steps,
+            epoch_samples=self.data.epoch_samples,
         )
+
+    @property
+    def waits_for_epochs(self) -> bool:
+        """Whether its corpus has to be prepared before it can be planned: nothing else says how long an epoch is."""
+        return self.data.epoch_samples is None and any(one.unit == "epochs" for one in durations(self))
 
     def in_steps(self, duration: Duration) -> int:
         """A duration as whole steps, at least 1."""
@@ -102,7 +126,7 @@ class ExperimentConfig:
         """
         fixed = self.fixed_plan
         with naming("scaling"):
-            return self.scaling.apply(fixed)
+            return self.scaling.apply(fixed, self.clock)
 
     @cached_property
     def fixed_plan(self) -> RunPlan:

@@ -6,8 +6,6 @@ from typing import ClassVar, Literal
 from tokendrop.schedule.costs import ModelShape
 
 Sizes = dict[str, int]
-DataKind = Literal["text", "sentence_pairs"]
-"""What a model reads: documents end to end, or pairs of neighbouring runs of sentences."""
 
 
 def _sizes(layers: int, width: int, heads: int, sequence_length: int) -> Sizes:
@@ -20,7 +18,6 @@ class TransformerConfig:
 
     PRESETS: ClassVar[dict[str, Sizes]]
     causal: ClassVar[bool]
-    reads: ClassVar[DataKind]
 
     preset: str | None = None
     """A named size; keys given beside it win."""
@@ -77,7 +74,6 @@ class GptConfig(TransformerConfig):
         "gpt3-1.3b": _sizes(24, 2048, 16, 2048),
     }
     causal = True
-    reads = "text"
 
     kind: Literal["gpt"] = "gpt"
     positions: Literal["learned", "rotary"] = "learned"
@@ -101,7 +97,6 @@ class BertConfig(TransformerConfig):
         "bert-large": _sizes(24, 1024, 16, 512),
     }
     causal = False
-    reads = "sentence_pairs"
 
     kind: Literal["bert"] = "bert"
     norm: Literal["post", "pre"] = "post"

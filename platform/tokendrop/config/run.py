@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokendrop.schedule.device import DeviceProfile
-from tokendrop.schedule.duration import Duration
+from tokendrop.schedule.duration import Clock, Duration
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.schedule.scaling import ScalingObjective, choose_sizes, stretches_s, with_workers
 
@@ -137,17 +137,18 @@ class ScalingConfig:
             return self.profile.node_start_s
         return min(_MOST_LEAD_S, _LEAD_SHARE * min(stretches_s(plan, self.profile)))
 
-    def apply(self, plan: RunPlan) -> RunPlan:
+    def apply(self, plan: RunPlan, clock: Clock) -> RunPlan:
         """The plan with the workers of each step, as this configuration wants them.
 
+        Args:
+            clock: of the run.
         Raises:
             ValueError: no workers fit.
         """
         if self.mode == "fixed":
             return plan
         if self.segments or self.profile is None:
-            clock = {"tokens_per_step": plan.tokens_per_step, "total_steps": plan.steps}
-            return with_workers(plan, [(round(s.from_.steps(**clock)), s.workers) for s in self.segments])
+            return with_workers(plan, [(round(clock.steps(s.from_)), s.workers) for s in self.segments])
         limit = self.deadline_hours if self.minimise == "cost" else self.budget_gpu_hours
         if self.budget_usd and self.profile.usd_per_gpu_hour:
             limit = self.budget_usd / self.profile.usd_per_gpu_hour

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
 
+from tokendrop.config.data import DataKind
 from tokendrop.config.plugin import import_class
 from tokendrop.errors import UserError
 
@@ -13,6 +14,9 @@ from tokendrop.errors import UserError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig(ABC):
     """What every task has; one of the user's own is a dataclass below this one, with keys of its own."""
+
+    reads: ClassVar[DataKind] = "text"
+    """How its samples are made of a corpus."""
 
     kind: str
     """The task's name, or where the user's own class is."""
@@ -82,6 +86,7 @@ class MaskedLm(_BuiltInTask):
 
     IMPLEMENTATION = "tokendrop.tasks.masked_lm:MaskedLmTask"
     model_kind = "bert"
+    reads = "sentence_pairs"
 
     kind: Literal["masked_lm"] = "masked_lm"
 

@@ -15,7 +15,7 @@ class TrainConfig:
     """Length, batch, optimizer and precision of a run."""
 
     length: Duration
-    """How long: `300e9 tokens` or `2000000 steps`."""
+    """How long: `300e9 tokens`, `2000000 steps` or `3 epochs`."""
     global_batch: int
     """Sequences of one optimizer step, over all workers."""
     micro_batch: int
@@ -68,7 +68,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.length.unit == "%" or self.length.amount <= 0:
-            raise ValueError(f"length: want steps or tokens, more than 0, got {self.length}")
+            raise ValueError(f"length: want steps, tokens or epochs, more than 0, got {self.length}")
         if self.global_batch < 1 or self.micro_batch < 1:
             sizes = f"{self.global_batch} and {self.micro_batch}"
             raise ValueError(f"want global_batch and micro_batch of at least 1, got {sizes}")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tokendrop.config.model import DataKind
+from tokendrop.config.data import DataKind
 from tokendrop.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"

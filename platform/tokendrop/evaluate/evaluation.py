@@ -4,16 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokendrop.data.shards.format import Split
 from tokendrop.errors import UserError
 from tokendrop.evaluate.harness import run_tasks
+from tokendrop.evaluate.held_out import held_out_figures
 from tokendrop.evaluate.load import load_run, locate
-from tokendrop.evaluate.perplexity import validation_perplexity
 from tokendrop.output import log
 from tokendrop.secrets import redact
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.checkpoint_index import read_meta
 from tokendrop.train.device import pick_device
+
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
 
 
 def evaluate_run(
@@ -25,8 +28,8 @@ def evaluate_run(
         path: a run folder, for its newest checkpoint, or a checkpoint.
         tasks, include, limit: as for `run_tasks`; without tasks, held-out loss alone.
     Returns:
-        `checkpoint`, `step`, what `run_tasks` returns, and as `validation` what `validation_perplexity` does, or None
-        where the run's token shards are gone.
+        `checkpoint`, `step`, what `run_tasks` returns, and as `validation` and `test` what `held_out_figures` does, or
+        None where the run's token shards are gone.
     Raises:
         UserError: there is no checkpoint, as for `run_tasks`, or there is nothing to evaluate on.
     """
@@ -38,12 +41,12 @@ def evaluate_run(
     else:
         result |= {"results": {}, "versions": {}, "n_samples": {}}
     try:
-        result["validation"] = validation_perplexity(path)
+        result |= {split: held_out_figures(path, split) for split in HELD_OUT}
     except UserError as error:
         if not tasks:
             raise
         log(f"validation left out: {error}")
-        result["validation"] = None
+        result |= dict.fromkeys(HELD_OUT)
     log_to_mlflow(run, result)
     return result
 
@@ -67,7 +70,15 @@ def flat_metrics(result: Mapping[str, Any]) -> dict[str, float]:
         for metric, value in scores.items()
         if value is not None
     }
-    if result["validation"] is not None:
-        held_out = {name.removeprefix("val_"): value for name, value in result["validation"].items() if name != "rows"}
-        metrics |= {f"validation_{name}": value for name, value in held_out.items()}
+    for split, figures in held_out_of(result).items():
+        metrics |= {f"{split}_{name}": value for name, value in figures.items()}
     return metrics
+
+
+def held_out_of(result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Figures of held-out rows by split, of those splits that have rows."""
+    return {
+        split: {name.removeprefix("val_").removeprefix("test_"): one for name, one in figures.items() if name != "rows"}
+        for split in HELD_OUT
+        if (figures := result[split]) is not None
+    }

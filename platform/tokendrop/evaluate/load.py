@@ -42,4 +42,4 @@ def load_run(path: Path, dtype: torch.dtype = torch.float32) -> tuple[nn.Module,
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what we want
         load_weights(model, checkpoint)
-    return model.eval(), load_tokenizer(tokenizer, config.model.reads), task
+    return model.eval(), load_tokenizer(tokenizer, config.task.reads), task

@@ -131,12 +131,17 @@ def check_secrets(overrides: Sequence[str]) -> None:
 
 def check_corpus(config: ExperimentConfig, upload: Upload) -> None:
     """Raises UserError where a relative path of the corpus, or the tokenizer, would not be on the cluster."""
-    data = config.data
-    for number, source in enumerate(data.mixture):
-        key = data.corpus_key(number)
-        entries = tuple(f"{upload.folder}/{entry}" for entry in source.corpus if _is_relative(entry))
+
+    def check(key: str, corpus: tuple[str, ...]) -> None:
+        entries = tuple(f"{upload.folder}/{entry}" for entry in corpus if _is_relative(entry))
         for file in list_files(entries, cache=upload.folder, key=key):
             upload.check_holds(file.name, f"{key}:")
+
+    data = config.data
+    for number, source in enumerate(data.mixture):
+        check(data.corpus_key(number), source.corpus)
+    for split, corpus in data.held_out_corpora.items():
+        check(f"data.{split}_corpus", corpus)
     if data.tokenizer and _is_relative(data.tokenizer):
         upload.check_holds(upload.folder / data.tokenizer, "data.tokenizer:")
 
@@ -161,6 +166,7 @@ def _paths(config: ExperimentConfig) -> dict[str, Any]:
         "data.folder": data.folder,
         "data.tokenizer": data.tokenizer,
         "data.corpus": data.corpus,
+        **{f"data.{split}_corpus": corpus for split, corpus in data.held_out_corpora.items()},
         "data.sources": [asdict(one) for one in data.sources],
         "track.uri": config.track.uri,
     }

@@ -42,6 +42,8 @@ def absolute_in(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
         data=replace(
             data,
             corpus=corpus(data.corpus),
+            validation_corpus=corpus(data.validation_corpus),
+            test_corpus=corpus(data.test_corpus),
             sources=tuple(replace(one, corpus=corpus(one.corpus)) for one in data.sources),
             tokenizer=data.tokenizer and absolute(data.tokenizer, folder),
             folder=absolute(data.folder, folder),

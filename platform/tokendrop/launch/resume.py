@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "train.activation_checkpointing",
     # whose token shards are compared by `check_same_rows`
     *("data.corpus", "data.tokenizer", "data.folder", "data.reader", "data.max_rejected"),
+    *("data.validation_corpus", "data.test_corpus", "data.epoch_samples"),
 )
 WITHOUT_DROPOUT = ("train.micro_batch",)
 """Of these, what may change only where there is no dropout, which is drawn for each micro batch."""
@@ -105,7 +106,7 @@ def shards_at_hand(config: ExperimentConfig, run: Path) -> Path | None:
 def _made_of(config: ExperimentConfig) -> str:
     """What a job's shards are made of, without secrets, which a run's job.yaml does not have."""
     data = with_absolute_paths(config).data
-    return redact(str((data.mixture, data.tokenizer)))
+    return redact(str((data.mixture, data.held_out_corpora, data.tokenizer)))
 
 
 def check_same_rows(run: Path, data: Path) -> None:

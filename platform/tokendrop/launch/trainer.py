@@ -26,7 +26,7 @@ from tokendrop.elastic.decide import ScalingDecider
 from tokendrop.errors import StorageError, UserError, first_line, storage_failure
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.head_watch import HeadWatch
-from tokendrop.launch.initial import with_initial
+from tokendrop.launch.initial import as_begun, with_epochs, with_initial
 from tokendrop.launch.memory import check_memory
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import torch_config
@@ -63,12 +63,14 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     check_strategy(config.train)
     check_memory(config)
     resume = resume or begun_run(config)
-    config = with_initial(config, resume=resume)
+    config = with_initial(config) if resume is None else as_begun(config, resume)
     if resume is not None:
         check_goes_on(config, resume)
     check_ray(config.scaling)
     send_with_jobs(config.drop, config.task)
     connect()
+    if config.waits_for_epochs:
+        config = with_epochs(config)
     check_room(config)
     shards = shards_at_hand(config, resume) if resume is not None else None
     with HeadWatch() as head, Preparation(config, shards) as preparation:

@@ -1,23 +1,27 @@
-"""Lengths of training, written in steps, in tokens or as a share of the run, and what turns them into steps."""
+"""Lengths of training, written in steps, tokens, epochs or as a share of the run, and what turns them into steps."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
+
+Unit = Literal["steps", "tokens", "epochs", "%"]
 
 _TEXT = re.compile(
-    r"(?P<amount>[0-9][0-9_]*(\.[0-9_]*)?(e[+-]?[0-9]{1,2})?)\s*(?P<unit>steps?|tokens?|%)", re.IGNORECASE
+    r"(?P<amount>[0-9][0-9_]*(\.[0-9_]*)?(e[+-]?[0-9]{1,2})?)\s*(?P<unit>steps?|tokens?|epochs?|%)", re.IGNORECASE
 )
+_UNITS: dict[str, Unit] = {"s": "steps", "t": "tokens", "e": "epochs", "%": "%"}
 _MOST = 10**18  # more than any run; larger numbers are slips, and costly as exact fractions
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """`350 steps`, `1.75e9 tokens` or `70%` of the run; kept exact, so that jumps never drift."""
+    """`350 steps`, `1.75e9 tokens`, `3 epochs` or `70%` of the run; kept exact, so that jumps never drift."""
 
     amount: Fraction
-    unit: Literal["steps", "tokens", "%"]
+    unit: Unit
 
     def __post_init__(self) -> None:
         if self.amount < 0:
@@ -37,25 +41,9 @@ class Duration:
         is_number = isinstance(text, (int, float)) and not isinstance(text, bool)
         match = _TEXT.fullmatch(f"{text!r} steps" if is_number else str(text).strip())
         if match is None:
-            raise ValueError(f"want a duration such as '350 steps', '1.75e9 tokens' or '70%', got {text!r}")
-        unit = match["unit"].lower().rstrip("s")
+            raise ValueError(f"want a duration such as '350 steps', '1.75e9 tokens', '3 epochs' or '70%', got {text!r}")
         amount = Fraction(match["amount"].replace("_", ""))
-        return cls(amount, "%" if unit == "%" else "tokens" if unit == "token" else "steps")
-
-    def steps(self, *, tokens_per_step: int, total_steps: int | None = None) -> Fraction:
-        """The same length in optimizer steps, not rounded.
-
-        Args:
-            tokens_per_step: global batch x sequence length.
-            total_steps: length of the run; needed for a share of it.
-        """
-        if self.unit == "steps":
-            return self.amount
-        if self.unit == "tokens":
-            return self.amount / tokens_per_step
-        if total_steps is None:
-            raise ValueError(f"want a length in steps or tokens here, got {self}")
-        return self.amount * total_steps / 100
+        return cls(amount, _UNITS[match["unit"][0].lower()])
 
     def __str__(self) -> str:
         number = f"{float(self.amount):.12g}"
@@ -71,7 +59,10 @@ class Clock:
     global_batch: int
     """Sequences of one step."""
     sequence_length: int
-    total_steps: int
+    total_steps: int = 0
+    """Length of the run; 0 where that is not known yet, nor a share of it."""
+    epoch_samples: int | None = None
+    """Training samples of an epoch; needed for a length in epochs."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -79,8 +70,36 @@ class Clock:
         return self.global_batch * self.sequence_length
 
     def steps(self, duration: Duration) -> Fraction:
-        """A duration in optimizer steps, not rounded."""
-        return duration.steps(tokens_per_step=self.tokens_per_step, total_steps=self.total_steps)
+        """A duration in optimizer steps, not rounded.
+
+        Raises:
+            ValueError: it is in a unit of which the size is not known.
+        """
+        sizes: dict[Unit, Fraction | int | None] = {
+            "steps": 1,
+            "tokens": Fraction(1, self.tokens_per_step),
+            "epochs": self.epoch_samples and Fraction(self.epoch_samples, self.global_batch),
+            "%": Fraction(self.total_steps, 100) if self.total_steps else None,
+        }
+        size = sizes[duration.unit]
+        if size is None:
+            known = " or ".join(unit for unit, value in sizes.items() if value is not None)
+            raise ValueError(f"want a length in {known} here, got {duration}")
+        return duration.amount * size
+
+
+def durations(value: Any) -> Iterator[Duration]:
+    """All durations in a dataclass, in those below it and in tuples and mappings of them."""
+    if isinstance(value, Duration):
+        yield value
+        return
+    below: list[Any] = []
+    if is_dataclass(value):
+        below = [getattr(value, field.name) for field in fields(value)]
+    elif isinstance(value, tuple | Mapping):
+        below = [*(value.values() if isinstance(value, Mapping) else value)]
+    for one in below:
+        yield from durations(one)
 
 
 def _decimal(amount: Fraction) -> str:

@@ -1,5 +1,6 @@
 """Predict the next token of documents that lie end to end."""
 
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.model import GptConfig
+from tokendrop.config.task import perplexity
 from tokendrop.models.batch import HeldOut, TextBatch
 from tokendrop.models.build import build_model
 from tokendrop.models.gpt import Gpt
@@ -18,6 +20,7 @@ from tokendrop.train.task import Loss
 
 if TYPE_CHECKING:  # a model is built and timed without pyarrow
     from tokendrop.data.read.row_reader import MappedSamples
+    from tokendrop.data.shards.format import Split
 
 
 class CausalLmTask:
@@ -46,6 +49,14 @@ class CausalLmTask:
     def loss(self, model: nn.Module, batch: TextBatch) -> Loss:
         return Loss(*model(batch.input_ids_BS, batch.labels_BS, token_losses=True))
 
+    def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
+        """Perplexity per word, by the white space between them (as lm-eval counts them)."""
+        from tokendrop.data.tokenizer import END_OF_TEXT
+
+        _, rows_NT = held_out
+        words = len(tokenizer.decode(rows_NT.flatten(), skip_special_tokens=False).replace(END_OF_TEXT, " ").split())
+        return {"word_perplexity": perplexity(loss * rows_NT.size / words) if words else math.inf}
+
     def language_model(self, model: nn.Module) -> Gpt:
         return _gpt(model)
 
@@ -73,10 +84,10 @@ class TextData:
         order = sample_order(self.config.data, seed=self.config.seed)
         return MappedSamples(Rows(self.shards, "train", reader=self._manifest), order)
 
-    def held_out(self) -> HeldOut:
+    def held_out(self, split: "Split" = "validation") -> HeldOut:
         from tokendrop.data.read.row_reader import Rows, held_out_ids
 
-        rows = Rows(self.shards, "validation", reader=self._manifest)
+        rows = Rows(self.shards, split, reader=self._manifest)
         ids = held_out_ids(self.config.data, rows.committed, self.config.evaluate.sequences)
         return ids, rows.read(ids)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.model import BertConfig
@@ -20,6 +20,7 @@ from tokendrop.train.task import Loss
 
 if TYPE_CHECKING:  # a model is built and timed without pyarrow
     from tokendrop.data.read.pairs import PairMaker, PairSamples
+    from tokendrop.data.shards.format import Split
 
 
 class MaskedLmTask:
@@ -69,7 +70,10 @@ class MaskedLmTask:
         if loss.sentence_hits is not None:
             pairs = torch.full_like(tokens, len(batch.labels_BS))
             figures[f"{self.pairs.sentence_task}_accuracy"] = (loss.sentence_hits, pairs)
-        return Loss(loss.mean, loss.token_losses_BS, figures)
+        return Loss(loss.mean, loss.token_losses_BS, figures=figures)
+
+    def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
+        return {}
 
     def language_model(self, model: nn.Module) -> NoReturn:
         raise UserError("want a model that predicts the next token; a BERT predicts masked ones")
@@ -101,11 +105,11 @@ class PairData:
         rows = Rows(self.shards, "train", reader=self._manifest)
         return PairSamples(rows, order, self.config.data.pairs, seed=self.config.seed)
 
-    def held_out(self) -> HeldOut:
+    def held_out(self, split: "Split" = "validation") -> HeldOut:
         from tokendrop.data.read.pairs import held_out_pairs
         from tokendrop.data.read.row_reader import Rows, held_out_ids
 
-        rows = Rows(self.shards, "validation", reader=self._manifest)
+        rows = Rows(self.shards, split, reader=self._manifest)
         ids = held_out_ids(self.config.data, rows.committed, self.config.evaluate.sequences)
         return held_out_pairs(rows, ids, self.config.data.pairs, seed=self.config.seed)
 

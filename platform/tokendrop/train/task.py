@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ class Loss:
     """What is minimised: a scalar, the mean over the micro batch."""
     token_losses_BS: Tensor | None = None
     """The loss of each label, detached; None where labels are not of tokens."""
+    outputs: Tensor | None = None
+    """What the model says of each sample, (B, ...), where the task judges all of them at once; detached."""
     figures: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict[str, tuple[Tensor, Tensor]])
     """What else people read of held-out rows, by name: a sum, and of how many; empty where gradients are wanted."""
 
@@ -37,8 +39,8 @@ class TaskData(Protocol):
         """Training samples by their places in the run."""
         ...
 
-    def held_out(self) -> HeldOut:
-        """The held-out samples that validation reads: their ids and rows."""
+    def held_out(self, split: Literal["validation", "test"] = "validation") -> HeldOut:
+        """The held-out samples that are read: their ids and rows; none where none were held out for tests."""
         ...
 
     def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> Batch:
@@ -85,6 +87,16 @@ class Task(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """The loss of a micro batch, by a forward pass of the model or of a wrapper of it."""
+        ...
+
+    def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
+        """Figures that want all held-out samples at once, or their text; beside those of `Loss`.
+
+        Args:
+            loss: over them.
+            outputs: those of `Loss`, (N, ...).
+            tokenizer: a `tokenizers.Tokenizer`.
+        """
         ...
 
     def language_model(self, model: nn.Module) -> Any:

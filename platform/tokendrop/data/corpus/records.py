@@ -41,6 +41,7 @@ class RecordForm:
     subset_key: str
     only: frozenset[str]
     max_document_bytes: int
+    text_unit: str = "piece"
 
     @classmethod
     def of(cls, data: DataConfig, source: SourceConfig) -> Self:
@@ -50,6 +51,7 @@ class RecordForm:
             subset_key=data.subset_key,
             only=frozenset(source.only),
             max_document_bytes=data.max_document_bytes,
+            text_unit=data.text_unit,
         )
 
 
@@ -124,11 +126,16 @@ def _field(fields: dict[str, Any], key: str) -> Any:
 def _text(file: SourceFile, form: RecordForm, after: int) -> Iterator[Record]:
     if form.only and "" not in form.only:
         return
-    for number, piece in enumerate(_pieces(file, form.max_document_bytes), start=1):
+    longest = form.max_document_bytes
+    is_piece = form.text_unit == "piece"
+    pieces = enumerate(_pieces(file, longest), start=1) if is_piece else read_lines(file, longest)
+    for number, piece in pieces:
         if number <= after:
             continue
         try:
-            yield _rejected(number, _too_long(form)) if piece is None else Record(number, piece.decode(), "")
+            text = "" if piece is None else piece.decode()
+            text = text.strip() if form.text_unit == "stripped_line" else text
+            yield _rejected(number, _too_long(form)) if piece is None else Record(number, text, "")
         except UnicodeDecodeError as error:
             yield _rejected(number, f"not valid UTF-8 at byte {error.start + 1}")
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,8 @@ class Corpus:
     files: tuple[SourceFile, ...]
     sources: tuple[str, ...]
     """The source of each file."""
+    splits: tuple[str, ...]
+    """That of each file's documents; empty where each goes by its hash."""
     folder: Path
     """Where the shards are or will be; its name stands for all that decides what they hold."""
 
@@ -49,14 +51,22 @@ def find_corpus(config: ExperimentConfig) -> Corpus:
     """
     data, shards = config.data, Path(config.data.folder).absolute()
     if data.tokenizer:
-        load_tokenizer(data.tokenizer, config.model.reads)
-    found: list[tuple[float, int, str, SourceFile]] = []
+        load_tokenizer(data.tokenizer, config.task.reads)
+    found: list[tuple[float, int, str, SourceFile, str]] = []
+    split = "train" if data.validation_corpus else ""
     for number, source in enumerate(data.mixture):
         files = list_files(source.corpus, cache=shards, key=data.corpus_key(number))
-        found += [((place + 0.5) / len(files), number, source.name, file) for place, file in enumerate(files)]
+        found += [((place + 0.5) / len(files), number, source.name, file, split) for place, file in enumerate(files)]
     found.sort(key=lambda one: one[:2])
-    files, sources = tuple(one[3] for one in found), tuple(one[2] for one in found)
-    return Corpus(files, sources, shards / _fingerprint(config, files, sources))
+    for split, corpus in data.held_out_corpora.items():
+        files = list_files(corpus, cache=shards, key=f"data.{split}_corpus")
+        found += [(1.0, 0, data.mixture[0].name, file, split) for file in files]
+    sources, files, splits = (
+        tuple(one[2] for one in found),
+        tuple(one[3] for one in found),
+        tuple(one[4] for one in found),
+    )
+    return Corpus(files, sources, splits, shards / _fingerprint(config, files, sources, splits))
 
 
 def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, tokens: None) -> Path:
@@ -102,12 +112,19 @@ def is_complete(folder: Path) -> bool:
 def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:
     """Raises UserError where a job can't train on these token shards."""
     data = config.data
-    row = _ROW[config.model.reads].format(config.model.sequence_length + 1)
+    row = _ROW[config.task.reads].format(config.model.sequence_length + 1)
     _check_vocabulary(config, manifest.header.vocab_size)
     train, validation = manifest.committed("train").rows, manifest.committed("validation").rows
     empty = [("train", "less", data.corpus_key(number)) for number, rows in enumerate(train) if not rows]
+    if not any(validation) and data.validation_corpus:
+        raise UserError(f"data.validation_corpus: its documents make no row of {row}; want more text")
     if not any(validation):
         empty.append(("validation", "more", data.corpus_key(0)))
+    if data.epoch_samples not in (None, sum(train)):
+        raise UserError(
+            f"data.epoch_samples: this corpus makes {sum(train):,} training samples, the job says"
+            f" {data.epoch_samples:,}"
+        )
     for split, remedy, key in empty:
         raise UserError(
             f"{key}: its documents make no {split} row of {row}; want more text,"
@@ -120,7 +137,9 @@ def _check_vocabulary(config: ExperimentConfig, size: int) -> None:
         raise UserError(f"model.vocab_size: want at least the tokenizer's {size} tokens, got {config.model.vocab_size}")
 
 
-def _fingerprint(config: ExperimentConfig, files: Iterable[SourceFile], sources: Iterable[str]) -> str:
+def _fingerprint(
+    config: ExperimentConfig, files: Iterable[SourceFile], sources: Iterable[str], splits: Sequence[str]
+) -> str:
     """Names all that decides what the shards hold; a file counts as changed when its size or time is."""
     data = config.data
     parts = [
@@ -134,6 +153,10 @@ def _fingerprint(config: ExperimentConfig, files: Iterable[SourceFile], sources:
         [(file.name, file.size, file.modified) for file in files],
         [*sources],
     ]
+    if any(splits):
+        parts.append([*splits])
+    if (data.text_unit, data.end_of_text) != ("piece", True):
+        parts.append([data.text_unit, data.end_of_text])
     if not data.tokenizer and len(data.mixture) > 1:  # the one that is trained depends on them
         total = sum(source.weight for source in data.mixture)
         parts.append([source.weight / total for source in data.mixture])
@@ -142,13 +165,14 @@ def _fingerprint(config: ExperimentConfig, files: Iterable[SourceFile], sources:
 
 def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
     if config.data.tokenizer:
-        return load_tokenizer(config.data.tokenizer, config.model.reads)
+        return load_tokenizer(config.data.tokenizer, config.task.reads)
     if (corpus.folder / MANIFEST).exists():
-        return load_tokenizer(corpus.folder / TOKENIZER, config.model.reads)
+        return load_tokenizer(corpus.folder / TOKENIZER, config.task.reads)
     rejected: list[str] = []
 
     def texts(source: str) -> Iterator[str]:
-        for file in (file for file, of in zip(corpus.files, corpus.sources, strict=True) if of == source):
+        lines = zip(corpus.files, corpus.sources, corpus.splits, strict=True)
+        for file in (file for file, of, split in lines if of == source and split in ("", "train")):
             for record in read_records(file, _form(config, source)):
                 if record.reason:
                     rejected.append(f"{file.name}:{record.number}: {record.reason}")
@@ -158,7 +182,7 @@ def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
     mixture = config.data.mixture
     sample = by_weight([texts(source.name) for source in mixture], [source.weight for source in mixture])
     try:
-        return train_tokenizer(sample, vocab_size=config.data.tokenizer_vocab_size, kind=config.model.reads)
+        return train_tokenizer(sample, vocab_size=config.data.tokenizer_vocab_size, kind=config.task.reads)
     except UserError as error:
         raise UserError("; ".join([str(error), *rejected[:1]])) from None
 
@@ -169,7 +193,7 @@ def _form(config: ExperimentConfig, source: str) -> RecordForm:
 
 
 def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    folder, length, kind = corpus.folder, config.model.sequence_length, config.model.reads
+    folder, length, kind = corpus.folder, config.model.sequence_length, config.task.reads
     atomic_write(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
     header = Header(
         format=FORMAT,
@@ -187,10 +211,10 @@ def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> No
 def _write(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer, progress: Progress) -> Manifest:
     writer = ShardWriter(corpus.folder, config.data, file_sources=corpus.sources)
     work = [
-        Work(number, corpus.files[number], _form(config, corpus.sources[number]), after)
+        Work(number, corpus.files[number], _form(config, corpus.sources[number]), after, corpus.splits[number])
         for number, after in writer.todo()
     ]
-    for block in tokenized(work, config.data, tokenizer, config.model.reads):
+    for block in tokenized(work, config.data, tokenizer, config.task.reads):
         writer.add(block)
         progress(writer.documents, writer.tokens)
     return writer.finish()

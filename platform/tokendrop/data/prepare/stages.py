@@ -18,8 +18,7 @@ import ray.data
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tokendrop.config.data import DataConfig
-from tokendrop.config.model import DataKind
+from tokendrop.config.data import DataConfig, DataKind
 from tokendrop.data.corpus.records import Record, RecordForm, read_records
 from tokendrop.data.corpus.sources import SourceFile
 from tokendrop.data.prepare.encoder import Encoder, build_encoder
@@ -51,6 +50,8 @@ class Work:
     form: RecordForm
     after: int
     """Records to leave out."""
+    split: str = ""
+    """Of all of its documents; empty where each goes by its hash."""
 
 
 def tokenized(work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: DataKind) -> Iterator[pa.Table]:
@@ -64,8 +65,8 @@ def tokenized(work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: Da
     """
     _hide_progress_logs()
     shares = data.validation_share, data.test_share
-    end = end_of_text(tokenizer) if kind == "text" else None
-    tokenize = partial(_tokenize, tokenizer=tokenizer.to_str(), end=end, shares=shares)
+    end = (end_of_text(tokenizer),) if kind == "text" and data.end_of_text else ()
+    tokenize = partial(_tokenize, tokenizer=tokenizer.to_str(), kind=kind, end=end, shares=shares)
     left = deque(work)
     while left:
         readers = _readers()
@@ -181,14 +182,14 @@ def _read(batch: Any, *, work: list[Work], block: tuple[int, int]) -> Iterator[p
             records.append(record)
             characters += len(record.text)
             if characters >= longest or len(records) >= most:
-                yield _block(one.number, records)
+                yield _block(one.number, records, split=one.split)
                 records, characters = [], 0
     except UserError as wrong:
         error = str(wrong)
-    yield _block(one.number, records, error)
+    yield _block(one.number, records, error, split=one.split)
 
 
-def _block(file: int, records: list[Record], error: str = "") -> pa.Table:
+def _block(file: int, records: list[Record], error: str = "", *, split: str = "") -> pa.Table:
     """Records for the next stage; an error takes a line of its own."""
     lines = [*records, Record(0, "", "", "")] if error else records
     return pa.table(
@@ -196,6 +197,7 @@ def _block(file: int, records: list[Record], error: str = "") -> pa.Table:
             "file": pa.array([file] * len(lines), pa.int32()),
             "record": pa.array([line.number for line in lines], pa.int64()),
             "text": pa.array([line.text for line in lines], pa.large_string()),
+            "split": pa.array([split] * len(lines), pa.string()),
             "subset": pa.array([line.subset for line in lines], pa.string()),
             "reason": pa.array([line.reason for line in lines], pa.string()),
             "error": pa.array([""] * len(records) + [error] * bool(error), pa.string()),
@@ -203,24 +205,29 @@ def _block(file: int, records: list[Record], error: str = "") -> pa.Table:
     )
 
 
-def _tokenize(block: pa.Table, *, tokenizer: str, end: int | None, shares: tuple[float, float]) -> pa.Table:
-    """Texts become their tokens, with the end of text or, without one, the lengths of their sentences."""
+def _tokenize(
+    block: pa.Table, *, tokenizer: str, kind: DataKind, end: tuple[int, ...], shares: tuple[float, float]
+) -> pa.Table:
+    """Texts become their tokens, with what ends a text; or with the lengths of their sentences."""
     texts: list[str] = block.column("text").to_pylist()
     errors = block.column("error")
     try:
         encoder = build_encoder(tokenizer)
-        ids, sentences = _by_sentence(encoder, texts) if end is None else (_ended(encoder, texts, end), None)
+        ids, sentences = (_ended(encoder, texts, end), None) if kind == "text" else _by_sentence(encoder, texts)
         dtype = token_type(encoder.vocab_size)
     except Exception as error:  # the libraries raise bare Exception
         reason = " ".join(str(error).split())
         errors = pa.array([f"data.tokenizer: it can't take this corpus ({reason})"] * len(texts), pa.string())
         ids, sentences, dtype = [np.empty(0, np.uint32) for _ in texts], None, np.uint32
-    encoded = [text.encode() for text in texts]
+    encoded, splits = [text.encode() for text in texts], block.column("split").to_pylist()
     return pa.table(
         {
             "tokens": _lists(ids, dtype),
             "sentences": _lists(sentences or [np.empty(0)] * len(texts), np.int64),
-            "split": pa.array([_split(text, shares) for text in encoded], pa.int8()),
+            "split": pa.array(
+                [SPLITS.index(split or _split(text, shares)) for text, split in zip(encoded, splits, strict=True)],
+                pa.int8(),
+            ),
             "bytes": pa.array([len(text) for text in encoded], pa.int64()),
             "error": errors,
             **{name: block.column(name) for name in ("file", "record", "subset", "reason")},
@@ -228,9 +235,9 @@ def _tokenize(block: pa.Table, *, tokenizer: str, end: int | None, shares: tuple
     )
 
 
-def _ended(encoder: Encoder, texts: list[str], end: int) -> list[NDArray[np.uint32]]:
-    """The tokens of each text and the end of text; an empty text has none."""
-    return [np.append(ids, np.uint32(end)) if len(ids) else ids for ids in encoder(texts)]
+def _ended(encoder: Encoder, texts: list[str], end: tuple[int, ...]) -> list[NDArray[np.uint32]]:
+    """The tokens of each text and what ends it; an empty text has none."""
+    return [np.append(ids, np.array(end, np.uint32)) if len(ids) else ids for ids in encoder(texts)]
 
 
 def _by_sentence(encoder: Encoder, texts: list[str]) -> tuple[list[NDArray[np.uint32]], list[NDArray[np.int64]]]:
@@ -249,9 +256,8 @@ def _lists(values: Sequence[NDArray[Any]], dtype: type) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate([np.empty(0), *values]).astype(dtype)))
 
 
-def _split(text: bytes, shares: tuple[float, float]) -> int:
+def _split(text: bytes, shares: tuple[float, float]) -> str:
     """By a hash of the document, so that equal documents are never on two sides, and larger shares only add."""
     validation, test = shares
     place = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
-    name = "validation" if place < validation else "test" if place >= 1 - test else "train"
-    return SPLITS.index(name)
+    return "validation" if place < validation else "test" if place >= 1 - test else "train"

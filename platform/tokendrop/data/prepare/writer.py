@@ -62,7 +62,7 @@ class ShardWriter:
         self._subsets: tuple[SubsetCounts, ...] = sum_by_subset(manifest.table)
         held_out = max(1, data.rows_per_shard // 16)
         self._rows: dict[Split, int] = {"train": data.rows_per_shard, "validation": held_out}
-        if data.test_share:
+        if data.test_share or data.test_corpus:
             self._rows["test"] = held_out
         self._streams: dict[tuple[str, Split], _Stream] = {
             (source, split): _Stream(manifest.stream(source, split), self.header, data)

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest as row_checksum
 
 from tokendrop.atomic import atomic_write
-from tokendrop.config.data import is_name
-from tokendrop.config.model import DataKind
+from tokendrop.config.data import DataKind, is_name
 from tokendrop.errors import DamagedDataError
 
 FORMAT = 5
