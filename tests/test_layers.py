@@ -50,6 +50,7 @@ FOREIGN = {
     "models/pretrained_bert.py": {"transformers"},
     "models/hugging_face.py": {"transformers"},
     "tasks": {"numpy", "torch"},
+    "tasks/text_classification.py": {"scipy", "sklearn"},
     "data": {"numpy", "pyarrow", "tokenizers"},
     "data/shards/format.py": {"xxhash"},
     "data/read/batches.py": {"torch"},

@@ -164,6 +164,13 @@ def test_the_papers_settings_save_what_the_paper_says(job: str, percent: float, 
     assert round(100 * load_job(PAPER / f"{job}.yaml").plan.layer_token_saving(), places) == percent
 
 
+@pytest.mark.parametrize(("job", "percent"), [("gpt2_ptb_ltd", 32.1), ("gpt2_wikitext2_ltd", 30.1)])
+def test_a_length_in_epochs_is_planned_once_its_samples_are_known(job: str, percent: float) -> None:
+    """22 of 24 layers, from an eighth or a sixteenth of the length over 80 or 70% of the run."""
+    plan = load_job(PAPER / f"{job}.yaml", ["data.epoch_samples=100000"]).plan
+    assert 100 * plan.layer_token_saving() == pytest.approx(percent, abs=0.3)
+
+
 @pytest.mark.parametrize("job", ["gpt3_350m_ltd", "gpt3_1.3b_ltd"])
 def test_the_papers_third_is_saved_over_the_dropped_layers_alone(job: str) -> None:
     plan = load_job(PAPER / f"{job}.yaml").plan

@@ -6,8 +6,8 @@ from typing import Literal
 
 from tokendrop.config.files import not_a_folder
 
-DataKind = Literal["text", "sentence_pairs"]
-"""What a task reads: documents end to end, or pairs of neighbouring runs of sentences."""
+DataKind = Literal["text", "sentence_pairs", "examples"]
+"""What a task reads: documents end to end, pairs of neighbouring runs of sentences, or examples with their labels."""
 
 _MOST_TOKENS = 1_000_000  # of a vocabulary that is learned here, for which room is taken beforehand
 _MOST_BYTES = 2**40  # of a document
@@ -81,7 +81,7 @@ class DataConfig:
     """A corpus, its tokenizer and its held-out parts."""
 
     corpus: tuple[str, ...] = ()
-    """Files, folders or globs of .jsonl, .jsonl.zst, .jsonl.gz, .parquet, .arrow and .txt, here or in a store
+    """Files, folders or globs of .jsonl, .jsonl.zst, .jsonl.gz, .parquet, .arrow, .tsv and .txt, here or in a store
     (s3://, gs://, hf://, file://); a store's credentials come from the environment. `python` is the text that comes
     with every Python: its documentation topics and its standard library."""
     only: tuple[str, ...] = ()
@@ -97,6 +97,8 @@ class DataConfig:
     max_rejected: float = 1e-4
     """Share of the documents that may be unreadable before preparation stops; each is listed in rejected.parquet.
     A damaged file, of which the rest can't be read, stops it always; 1 goes on whatever is lost."""
+    tsv_header: bool = True
+    """Whether the first line of a .tsv names its columns; else their names are their numbers, from 0."""
     text_unit: Literal["piece", "line", "stripped_line"] = "piece"
     """What a document of a .txt is: some 16 KB up to a blank line, a line with its end, or one without the white space
     around it."""

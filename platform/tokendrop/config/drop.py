@@ -21,6 +21,8 @@ class DropMethod(ABC):
     cuts: ClassVar[bool] = False
     """Whether sequences are cut to the kept length before the first layer, labels too."""
     counts: ClassVar[Counts] = "tokens"
+    by_token_loss: ClassVar[bool] = False
+    """Whether tokens are chosen by the loss that they had."""
 
     method: str
     """The method's name, or where the user's own class is."""
@@ -200,6 +202,8 @@ class LayerDropout(LayerByLayer):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBypass(DropMethod):
     """The tokens of the least accumulated loss pass a span of layers by (Hou et al. 2022, arXiv:2203.13240)."""
+
+    by_token_loss = True
 
     method: Literal["token_bypass"] = "token_bypass"
     first: int | None = None

@@ -55,6 +55,7 @@ class ExperimentConfig:
                 f"data.pairs: only a task of kind masked_lm reads pairs of sentences, not '{self.task.kind}'"
             )
         self.drop.check(self.model.vocab_size)
+        self.task.check(self)
         if self.waits_for_epochs:
             return
         _ = self.plan  # raises where two branches do not fit together

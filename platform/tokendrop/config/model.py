@@ -67,6 +67,7 @@ class GptConfig(TransformerConfig):
         "gpt-10m": _sizes(8, 320, 5, 512),
         "gpt-30m": _sizes(8, 512, 8, 1024),
         "gpt2-124m": _sizes(12, 768, 12, 1024),
+        "gpt2-355m": _sizes(24, 1024, 16, 1024),
         # Brown et al. 2020, table 2.1; the 1.3B model with 16 heads, as Megatron-DeepSpeed trains it
         "gpt3-125m": _sizes(12, 768, 12, 2048),
         "gpt3-350m": _sizes(24, 1024, 16, 2048),

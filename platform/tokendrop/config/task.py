@@ -10,6 +10,9 @@ from tokendrop.config.data import DataKind
 from tokendrop.config.plugin import import_class
 from tokendrop.errors import UserError
 
+Preset = dict[str, Any]
+Metric = Literal["accuracy", "f1", "matthews_correlation", "pearson", "spearman"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig(ABC):
@@ -17,6 +20,13 @@ class TaskConfig(ABC):
 
     reads: ClassVar[DataKind] = "text"
     """How its samples are made of a corpus."""
+    has_token_losses: ClassVar[bool] = True
+    """Whether there is a loss of each token, which some methods of dropping want."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of labelled examples, those that are read; the label is the last."""
+        return ()
 
     kind: str
     """The task's name, or where the user's own class is."""
@@ -38,6 +48,12 @@ class TaskConfig(ABC):
             measured: what the task's losses had as figures: means over the held-out rows.
         """
         return dict(measured)
+
+    def check(self, config: Any) -> None:
+        """Raises ValueError where another branch of the whole job does not fit; the message names the key."""
+        drop = config.drop
+        if not self.has_token_losses and (drop.cuts or drop.by_token_loss):
+            raise ValueError(f"drop.method: '{drop.method}' wants a task with a loss of each token, not '{self.kind}'")
 
     def head_tokens(self, config: Any) -> int | None:
         """Tokens of each sequence that the model's head reads, for the plan's FLOPs; None for all of them.
@@ -99,7 +115,75 @@ def _kind(task: type[TaskConfig]) -> str:
     return kind
 
 
-AnyTask = CausalLm | MaskedLm | TaskConfig
+def _glue(*texts: str, labels: tuple[str, ...] = ("0", "1"), metrics: tuple[str, ...] = ("accuracy",)) -> Preset:
+    return {"texts": [*texts], "labels": [*labels], "metrics": [*metrics]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextClassification(_BuiltInTask):
+    """Give a text, or a pair of them, one of several labels or a number; or choose one of several answers."""
+
+    IMPLEMENTATION = "tokendrop.tasks.text_classification:TextClassificationTask"
+    model_kind = "bert"
+    reads = "examples"
+    has_token_losses = False
+    # GLUE (Wang et al. 2019, arXiv:1804.07461) and RACE (Lai et al. 2017, arXiv:1704.04683), by the columns of
+    # nyu-mll/glue and ehovy/race
+    PRESETS: ClassVar[dict[str, Preset]] = {
+        "mnli": _glue("premise", "hypothesis", labels=("0", "1", "2")),
+        "qqp": _glue("question1", "question2", metrics=("accuracy", "f1")),
+        "qnli": _glue("question", "sentence"),
+        "sst2": _glue("sentence"),
+        "rte": _glue("sentence1", "sentence2"),
+        "mrpc": _glue("sentence1", "sentence2", metrics=("accuracy", "f1")),
+        "cola": _glue("sentence", metrics=("matthews_correlation",)),
+        "stsb": _glue("sentence1", "sentence2", labels=(), metrics=("pearson", "spearman")),
+        "race": {"texts": ["article", "question"], "choices": ["options"], "label": "answer", "labels": [*"ABCD"]},
+    }
+
+    kind: Literal["text_classification"] = "text_classification"
+    preset: str | None = None
+    """A task of GLUE, or RACE; keys given beside it win."""
+    texts: tuple[str, ...]
+    """The columns of a text, or of two."""
+    choices: tuple[str, ...] = ()
+    """The columns of the answers to choose from, or one that has a list of them; each is put behind the texts."""
+    label: str = "label"
+    """The column of the label."""
+    labels: tuple[str, ...] = ()
+    """Its values, in their order; without them it is a number from 0 to 60."""
+    metrics: tuple[Metric, ...] = ("accuracy",)
+    """What `tokendrop evaluate` gives, as scikit-learn and scipy define it."""
+
+    def __post_init__(self) -> None:
+        if len(self.texts) not in (1, 2):
+            raise ValueError(f"texts: want one column or two, got {len(self.texts)}")
+        if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
+            raise ValueError(f"labels: want several that differ, or none where they are numbers, got {self.labels}")
+        if self.choices and (not self.labels or len(self.choices) not in (1, len(self.labels))):
+            raise ValueError(
+                f"choices: want a column for each of {len(self.labels)} labels, or one, got {len(self.choices)}"
+            )
+        of_numbers = {"pearson", "spearman"}
+        if any((metric in of_numbers) == bool(self.labels) for metric in self.metrics):
+            raise ValueError(f"metrics: want those of {'labels' if self.labels else 'numbers'}, got {self.metrics}")
+        if "f1" in self.metrics and len(self.labels) != 2:
+            raise ValueError(f"metrics: f1 wants two labels, got {len(self.labels)}")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return *self.texts, *self.choices, self.label
+
+    def check(self, config: Any) -> None:
+        super(TextClassification, self).check(config)
+        if self.choices and config.drop.method != "none":
+            raise ValueError(f"drop.method: choices are learned at full length, want none, got '{config.drop.method}'")
+
+    def head_tokens(self, config: Any) -> int | None:
+        return 0
+
+
+AnyTask = CausalLm | MaskedLm | TextClassification | TaskConfig
 """All tasks; `TaskConfig` stands for those of the user's own."""
 
 

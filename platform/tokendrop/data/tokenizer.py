@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tokendrop.config.data import DataKind
 from tokendrop.errors import UserError
@@ -40,7 +40,7 @@ def train_tokenizer(documents: Iterator[str], *, vocab_size: int, kind: DataKind
     Raises:
         UserError: there is no text.
     """
-    if kind == "sentence_pairs":
+    if kind != "text":
         return _learn_wordpiece([*_head(documents)], vocab_size)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -77,7 +77,7 @@ def load_tokenizer(path: str | Path, kind: DataKind = "text") -> Tokenizer:
     Raises:
         UserError: it can't be read, or is not what this kind of data is made with.
     """
-    is_vocabulary = kind == "sentence_pairs" and str(path).endswith(".txt")
+    is_vocabulary = kind != "text" and str(path).endswith(".txt")
     wanted = "a tokenizer.json" if kind == "text" else "a tokenizer.json or a vocab.txt"
     try:
         if is_vocabulary:
@@ -109,6 +109,16 @@ def pair_vocabulary(tokenizer: Tokenizer) -> PairVocabulary:
     ordinary = sorted(number for token, number in vocabulary.items() if token not in PAIR_TOKENS)
     pad, cls, sep, mask = (_id(tokenizer, token) for token in (PAD, CLS, SEP, MASK))
     return PairVocabulary(pad, cls, sep, mask, np.array(ordinary, np.int64), continues_V)
+
+
+def pair_template(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, made to put around texts what BERT reads: [CLS] A [SEP], or [CLS] A [SEP] B [SEP]."""
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}",
+        pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
+        special_tokens=[(token, _id(tokenizer, token)) for token in (CLS, SEP)],
+    )
+    return tokenizer
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:

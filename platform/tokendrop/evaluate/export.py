@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from tokendrop.atomic import atomic_folder
-from tokendrop.data.tokenizer import CLS, END_OF_TEXT, MASK, PAD, SEP, UNKNOWN
+from tokendrop.data.tokenizer import CLS, END_OF_TEXT, MASK, PAD, SEP, UNKNOWN, pair_template
 from tokendrop.errors import UserError
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.track.run_folder import open_run_folder
@@ -51,11 +50,7 @@ def as_fast_tokenizer(tokenizer: Tokenizer, sequence_length: int) -> PreTrainedT
     if plain.token_to_id(CLS) is not None and plain.token_to_id(END_OF_TEXT) is None:
         special = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
         special["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-        plain.post_processor = TemplateProcessing(
-            single=f"{CLS} $A {SEP}",
-            pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
-            special_tokens=[(token, plain.token_to_id(token)) for token in (CLS, SEP)],
-        )
+        plain = pair_template(plain)
     return PreTrainedTokenizerFast(
         tokenizer_object=plain, model_max_length=sequence_length, clean_up_tokenization_spaces=False, **special
     )

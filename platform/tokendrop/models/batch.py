@@ -94,3 +94,14 @@ class BertBatch(TextBatch):
 
     def weighed(self, labels_per_sample: Tensor) -> Self:
         return replace(self, labels_per_sample=labels_per_sample)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleBatch(Batch):
+    """Labelled examples of C sequences each: as those of `BertBatch`, without B [SEP] where there is no B."""
+
+    input_ids_BCS: Tensor
+    token_types_BCS: Tensor
+    attention_mask_BCS: Tensor
+    labels_B: Tensor
+    """int64, or where labels are numbers float64."""

@@ -1,4 +1,4 @@
-"""BERT: embed -> layers -> two heads, for masked tokens and for pairs of sentences -> loss."""
+"""BERT: embed -> layers -> heads, for masked tokens and pairs of sentences or for labelled examples -> loss."""
 
 import math
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from tokendrop.config.model import BertConfig
 from tokendrop.models.attention import masked_attention
-from tokendrop.models.batch import BertBatch
+from tokendrop.models.batch import BertBatch, ExampleBatch
 from tokendrop.models.loss import HeadLoss, head_loss
 
 # Dimensions: B micro batch, S tokens (kept ones in a dropped layer), D width, H heads, W head width, V vocabulary,
-# M most labels of a sequence.
+# M most labels of a sequence, C choices of an example, O outputs of a head.
 
 _EPS = 1e-12
 
@@ -78,6 +78,48 @@ class Block(nn.Module):
         return self.norm_2(x_BSD + self.dropout(self.mlp(x_BSD)))
 
 
+class BertEncoder(nn.Module):
+    """Embeddings and layers, to which a model adds its heads."""
+
+    def __init__(self, config: BertConfig, *, activation_checkpointing: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.positions = nn.Embedding(config.sequence_length, config.width)
+        self.types = nn.Embedding(2, config.width)
+        self.norm = nn.LayerNorm(config.width, _EPS)
+        """Of the embeddings, or where layers normalize first of the last layer's output."""
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, recompute=activation_checkpointing) for _ in range(config.layers))
+
+    def hidden(self, input_ids_BS: Tensor, token_types_BS: Tensor, attention_mask_BS: Tensor) -> Tensor:
+        """Hidden states of the last layer, (B, S, D).
+
+        Raises:
+            ValueError: the sequence is longer than the model's.
+        """
+        tokens = input_ids_BS.shape[1]
+        if tokens > self.config.sequence_length:
+            raise ValueError(f"want at most {self.config.sequence_length} tokens, got {tokens}")
+        x_BSD = self.tokens(input_ids_BS) + self.types(token_types_BS) + self.positions.weight[:tokens]
+        normalizes_first = self.config.norm == "pre"
+        x_BSD = self.dropout(x_BSD if normalizes_first else self.norm(x_BSD))
+        mask_B11S = attention_mask_BS[:, None, None]
+        for block in self.blocks:
+            x_BSD = block(x_BSD, mask_B11S)
+        return self.norm(x_BSD) if normalizes_first else x_BSD
+
+    def _initialize(self) -> None:
+        """BERT's: normal(0.02); where layers normalize first, projections into the residual stream as GPT's."""
+        scale = math.sqrt(2 * self.config.layers) if self.config.norm == "pre" else 1.0
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif "norm" not in name and name != "bias_V":
+                into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=0.02 / scale if into_residual else 0.02)
+
+
 class BertLoss(NamedTuple):
     """What a forward pass came to."""
 
@@ -93,7 +135,7 @@ class BertLoss(NamedTuple):
     """In how many pairs the label is the more likely one; None without such a head."""
 
 
-class Bert(nn.Module):
+class Bert(BertEncoder):
     """A BERT whose head for masked tokens is tied to its token embedding."""
 
     def __init__(
@@ -104,16 +146,8 @@ class Bert(nn.Module):
             sentence_head: whether it tells right pairs of sentences from wrong ones.
             most_labels: masked tokens of a sequence, at most.
         """
-        super().__init__()
-        self.config, self.most_labels = config, most_labels
-        width = config.width
-        self.tokens = nn.Embedding(config.vocab_size, width)
-        self.positions = nn.Embedding(config.sequence_length, width)
-        self.types = nn.Embedding(2, width)
-        self.norm = nn.LayerNorm(width, _EPS)
-        """Of the embeddings, or where layers normalize first of the last layer's output."""
-        self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, recompute=activation_checkpointing) for _ in range(config.layers))
+        super().__init__(config, activation_checkpointing=activation_checkpointing)
+        self.most_labels, width = most_labels, config.width
         self.transform, self.transform_norm = nn.Linear(width, width), nn.LayerNorm(width, _EPS)
         self.bias_V = nn.Parameter(torch.zeros(config.vocab_size))
         self.pooler = nn.Linear(width, width) if sentence_head else None
@@ -140,23 +174,6 @@ class Bert(nn.Module):
             hits = (logits_B2.argmax(1) == batch.sentence_labels_B).sum()
         return BertLoss(loss, token_losses_BS, count, token_hits, hits)
 
-    def hidden(self, input_ids_BS: Tensor, token_types_BS: Tensor, attention_mask_BS: Tensor) -> Tensor:
-        """Hidden states of the last layer, (B, S, D).
-
-        Raises:
-            ValueError: the sequence is longer than the model's.
-        """
-        tokens = input_ids_BS.shape[1]
-        if tokens > self.config.sequence_length:
-            raise ValueError(f"want at most {self.config.sequence_length} tokens, got {tokens}")
-        x_BSD = self.tokens(input_ids_BS) + self.types(token_types_BS) + self.positions.weight[:tokens]
-        normalizes_first = self.config.norm == "pre"
-        x_BSD = self.dropout(x_BSD if normalizes_first else self.norm(x_BSD))
-        mask_B11S = attention_mask_BS[:, None, None]
-        for block in self.blocks:
-            x_BSD = block(x_BSD, mask_B11S)
-        return self.norm(x_BSD) if normalizes_first else x_BSD
-
     def token_logits(self, hidden_BSD: Tensor) -> Tensor:
         """Logits of the token in each place, (B, S, V)."""
         return self._transformed(hidden_BSD) @ self.tokens.weight.T + self.bias_V
@@ -175,12 +192,39 @@ class Bert(nn.Module):
     def _transformed(self, hidden: Tensor) -> Tensor:
         return self.transform_norm(F.gelu(self.transform(hidden)))
 
-    def _initialize(self) -> None:
-        """BERT's: normal(0.02); where layers normalize first, projections into the residual stream as GPT's."""
-        scale = math.sqrt(2 * self.config.layers) if self.config.norm == "pre" else 1.0
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif "norm" not in name and name != "bias_V":
-                into_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-                nn.init.normal_(parameter, std=0.02 / scale if into_residual else 0.02)
+
+class ClassifierLoss(NamedTuple):
+    """What a forward pass came to."""
+
+    mean: Tensor
+    """What is minimised: cross entropy, nats, or of numbers the squared error; the mean over the examples."""
+    outputs_BO: Tensor
+    """Logits of an example's labels or choices, or its number."""
+
+
+class BertClassifier(BertEncoder):
+    """A BERT with a head for examples: it gives each a label or a number, or chooses one of several sequences."""
+
+    def __init__(self, config: BertConfig, *, outputs: int, activation_checkpointing: bool = False) -> None:
+        """
+        Args:
+            outputs: labels; 1 where sequences are to be chosen from, or a number is wanted.
+        """
+        super().__init__(config, activation_checkpointing=activation_checkpointing)
+        self.pooler, self.classifier = nn.Linear(config.width, config.width), nn.Linear(config.width, outputs)
+        self._initialize()
+
+    def forward(self, batch: ExampleBatch) -> ClassifierLoss:
+        outputs_BO = self.outputs(batch.input_ids_BCS, batch.token_types_BCS, batch.attention_mask_BCS)
+        outputs_BO = outputs_BO.to(torch.promote_types(outputs_BO.dtype, torch.float32))
+        if batch.labels_B.is_floating_point():
+            mean = F.mse_loss(outputs_BO[:, 0], batch.labels_B.to(outputs_BO.dtype))
+        else:
+            mean = F.cross_entropy(outputs_BO, batch.labels_B)
+        return ClassifierLoss(mean, outputs_BO)
+
+    def outputs(self, input_ids_BCS: Tensor, token_types_BCS: Tensor, attention_mask_BCS: Tensor) -> Tensor:
+        """(B, outputs), or where there are choices (B, C)."""
+        inputs = (one.flatten(0, 1) for one in (input_ids_BCS, token_types_BCS, attention_mask_BCS))
+        pooled = torch.tanh(self.pooler(self.hidden(*inputs)[:, 0]))
+        return self.classifier(self.dropout(pooled)).view(len(input_ids_BCS), -1)

@@ -3,7 +3,7 @@
 import torch
 
 from tokendrop.config.model import BertConfig, GptConfig
-from tokendrop.models.bert import Bert
+from tokendrop.models.bert import Bert, BertClassifier
 from tokendrop.models.gpt import Gpt
 
 
@@ -12,6 +12,15 @@ def build_model(config: GptConfig, *, seed: int, activation_checkpointing: bool 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Gpt(config, activation_checkpointing=activation_checkpointing)
+
+
+def build_classifier(
+    config: BertConfig, *, outputs: int, seed: int, activation_checkpointing: bool = False
+) -> BertClassifier:
+    """A BERT that classifies; arguments as of `BertClassifier`."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return BertClassifier(config, outputs=outputs, activation_checkpointing=activation_checkpointing)
 
 
 def build_bert(

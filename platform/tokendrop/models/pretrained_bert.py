@@ -1,6 +1,6 @@
 """Models of the ecosystem with the same function as our BERT: Hugging Face's BERT, and Megatron-LM's there."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,23 +8,31 @@ from torch import Tensor
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForPreTraining,
+    BertForSequenceClassification,
     MegatronBertConfig,
     MegatronBertForMaskedLM,
+    MegatronBertForMultipleChoice,
     MegatronBertForPreTraining,
+    MegatronBertForSequenceClassification,
     PreTrainedModel,
 )
 
-from tokendrop.models.bert import Bert
+from tokendrop.models.bert import Bert, BertClassifier, BertEncoder
 from tokendrop.models.pretrained import check_settings
 
 Norm = Literal["post", "pre"]
 
 _KINDS = {
-    ("post", True): (BertConfig, BertForPreTraining),
-    ("post", False): (BertConfig, BertForMaskedLM),
-    ("pre", True): (MegatronBertConfig, MegatronBertForPreTraining),
-    ("pre", False): (MegatronBertConfig, MegatronBertForMaskedLM),
+    ("post", "pretraining"): (BertConfig, BertForPreTraining),
+    ("post", "masked"): (BertConfig, BertForMaskedLM),
+    ("post", "labels"): (BertConfig, BertForSequenceClassification),
+    ("post", "choices"): (BertConfig, BertForMultipleChoice),
+    ("pre", "pretraining"): (MegatronBertConfig, MegatronBertForPreTraining),
+    ("pre", "masked"): (MegatronBertConfig, MegatronBertForMaskedLM),
+    ("pre", "labels"): (MegatronBertConfig, MegatronBertForSequenceClassification),
+    ("pre", "choices"): (MegatronBertConfig, MegatronBertForMultipleChoice),
 }
 
 # our module: theirs; norms lie elsewhere in Megatron-LM's
@@ -58,8 +66,23 @@ def as_bert(model: Bert, pad: int) -> PreTrainedModel:
     Args:
         pad: id of the padding.
     """
-    config = model.config
-    config_class, model_class = _KINDS[config.norm, model.sentence is not None]
+    return _exported(model, _KINDS[model.config.norm, "pretraining" if model.sentence is not None else "masked"], pad)
+
+
+def as_classifier(model: BertClassifier, pad: int, *, labels: Sequence[str], choices: bool) -> PreTrainedModel:
+    """The same function as a model for sequence classification, or where there are choices for multiple choice.
+
+    Args:
+        pad: id of the padding.
+        labels: in their order; none where the label is a number.
+    """
+    kind = _KINDS[model.config.norm, "choices" if choices else "labels"]
+    names = dict(enumerate(labels)) if labels and not choices else {0: "LABEL_0"}
+    return _exported(model, kind, pad, id2label=names, label2id={name: number for number, name in names.items()})
+
+
+def _exported(model: BertEncoder, kind: tuple[Any, Any], pad: int, **more: Any) -> PreTrainedModel:
+    config, (config_class, model_class) = model.config, kind
     sizes = config_class(
         vocab_size=config.vocab_size,
         hidden_size=config.width,
@@ -74,15 +97,16 @@ def as_bert(model: Bert, pad: int) -> PreTrainedModel:
         layer_norm_eps=model.norm.eps,
         pad_token_id=pad,
         dtype="float32",
+        **more,
     )
-    theirs = model_class(sizes).to(model.bias_V.dtype)
+    theirs = model_class(sizes).to(model.tokens.weight.dtype)
     theirs.load_state_dict(bert_weights(model), strict=False)
     theirs.tie_weights()
     return theirs.eval()
 
 
-def bert_weights(model: Bert) -> dict[str, Tensor]:
-    """A Bert's weights under the names of Hugging Face's."""
+def bert_weights(model: BertEncoder) -> dict[str, Tensor]:
+    """A BERT's weights under the names of Hugging Face's."""
     weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         names = _names(name, model.config.norm)

@@ -1,9 +1,8 @@
 """Predict the next token of documents that lie end to end."""
 
 import math
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +15,8 @@ from tokendrop.config.task import perplexity
 from tokendrop.models.batch import HeldOut, TextBatch
 from tokendrop.models.build import build_model
 from tokendrop.models.gpt import Gpt
+from tokendrop.tasks.rows import RowData
 from tokendrop.train.task import Loss
-
-if TYPE_CHECKING:  # a model is built and timed without pyarrow
-    from tokendrop.data.read.row_reader import MappedSamples
-    from tokendrop.data.shards.format import Split
 
 
 class CausalLmTask:
@@ -68,28 +64,8 @@ class CausalLmTask:
         return "GPT-2 for transformers' AutoModelForCausalLM"
 
 
-class TextData:
+class TextData(RowData):
     """`TaskData` of rows of text."""
-
-    def __init__(self, config: ExperimentConfig, shards: Path) -> None:
-        from tokendrop.data.shards.manifest import ManifestReader
-
-        self.config, self.shards = config, shards
-        self._manifest = ManifestReader(shards)
-
-    @cached_property
-    def samples(self) -> "MappedSamples":
-        from tokendrop.data.read.row_reader import MappedSamples, Rows, sample_order
-
-        order = sample_order(self.config.data, seed=self.config.seed)
-        return MappedSamples(Rows(self.shards, "train", reader=self._manifest), order)
-
-    def held_out(self, split: "Split" = "validation") -> HeldOut:
-        from tokendrop.data.read.row_reader import Rows, held_out_ids
-
-        rows = Rows(self.shards, split, reader=self._manifest)
-        ids = held_out_ids(self.config.data, rows.committed, self.config.evaluate.sequences)
-        return ids, rows.read(ids)
 
     def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:
         return text_batch(ids_B, rows_BT, number)

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.model import BertConfig
 from tokendrop.errors import UserError
-from tokendrop.models.batch import BertBatch, HeldOut
+from tokendrop.models.batch import BertBatch, HeldOut, Samples
 from tokendrop.models.bert import Bert
 from tokendrop.models.build import build_bert
+from tokendrop.tasks.rows import RowData
 from tokendrop.train.task import Loss
 
 if TYPE_CHECKING:  # a model is built and timed without pyarrow
-    from tokendrop.data.read.pairs import PairMaker, PairSamples
+    from tokendrop.data.read.pairs import PairMaker
     from tokendrop.data.shards.format import Split
 
 
@@ -86,32 +87,26 @@ class MaskedLmTask:
         return "BERT for transformers' AutoModelForPreTraining"
 
 
-class PairData:
+class PairData(RowData):
     """`TaskData` of pairs of sentences."""
 
     def __init__(self, config: ExperimentConfig, shards: Path, tokenizer: Path | None) -> None:
         from tokendrop.data.shards.format import TOKENIZER
-        from tokendrop.data.shards.manifest import ManifestReader
 
-        self.config, self.shards, self.tokenizer = config, shards, tokenizer or shards / TOKENIZER
-        self._manifest = ManifestReader(shards)
+        super().__init__(config, shards)
+        self.tokenizer = tokenizer or shards / TOKENIZER
 
     @cached_property
-    def samples(self) -> "PairSamples":
+    def samples(self) -> Samples:
         from tokendrop.data.read.pairs import PairSamples
-        from tokendrop.data.read.row_reader import Rows, sample_order
 
-        order = sample_order(self.config.data, seed=self.config.seed)
-        rows = Rows(self.shards, "train", reader=self._manifest)
-        return PairSamples(rows, order, self.config.data.pairs, seed=self.config.seed)
+        return PairSamples(self.rows("train"), self.order, self.config.data.pairs, seed=self.config.seed)
 
     def held_out(self, split: "Split" = "validation") -> HeldOut:
         from tokendrop.data.read.pairs import held_out_pairs
-        from tokendrop.data.read.row_reader import Rows, held_out_ids
 
-        rows = Rows(self.shards, split, reader=self._manifest)
-        ids = held_out_ids(self.config.data, rows.committed, self.config.evaluate.sequences)
-        return held_out_pairs(rows, ids, self.config.data.pairs, seed=self.config.seed)
+        rows = self.rows(split)
+        return held_out_pairs(rows, self.held_out_ids(rows), self.config.data.pairs, seed=self.config.seed)
 
     def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> BertBatch:
         return pair_batch(ids_B, rows_BT, number, pairs=self._pairs)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tokendrop.config.data import DataConfig, SourceConfig
 from tokendrop.data.corpus.byte_streams import DamageError, read_lines
 from tokendrop.data.corpus.sources import SourceFile, check_unchanged
-from tokendrop.data.corpus.table_reader import read_rows
+from tokendrop.data.corpus.table_reader import check_columns, read_rows
 
 # A text file has no documents of its own. It is cut at the first blank line after so many bytes, or, where there
 # is none for long, at the end of a line.
@@ -42,9 +42,12 @@ class RecordForm:
     only: frozenset[str]
     max_document_bytes: int
     text_unit: str = "piece"
+    tsv_header: bool = True
+    columns: tuple[str, ...] = ()
+    """Of labelled examples: a record's text is a JSON list of the values in these."""
 
     @classmethod
-    def of(cls, data: DataConfig, source: SourceConfig) -> Self:
+    def of(cls, data: DataConfig, source: SourceConfig, *, columns: tuple[str, ...] = ()) -> Self:
         """The form of one source of a mixture."""
         return cls(
             text_key=data.text_key,
@@ -52,6 +55,8 @@ class RecordForm:
             only=frozenset(source.only),
             max_document_bytes=data.max_document_bytes,
             text_unit=data.text_unit,
+            tsv_header=data.tsv_header,
+            columns=columns,
         )
 
 
@@ -75,8 +80,12 @@ def read_records(file: SourceFile, form: RecordForm, *, after: int = 0) -> Itera
     damage = None
     try:
         if file.name.endswith((".parquet", ".arrow")):
-            for number, text, name in read_rows(file, form.text_key, form.subset_key, after):
-                yield from _record(number, text, name, form)
+            for number, values, name in read_rows(file, form.columns or (form.text_key,), form.subset_key, after):
+                yield from (
+                    _example(number, values, name, form) if form.columns else _record(number, values[0], name, form)
+                )
+        elif file.name.endswith(".tsv"):
+            yield from _tsv(file, form, after)
         elif file.name.endswith(".txt"):
             yield from _text(file, form, after)
         else:
@@ -111,7 +120,46 @@ def _parsed(number: int, line: bytes, form: RecordForm) -> tuple[Record, ...]:
         return (_rejected(number, "a number of too many digits"),)
     if not isinstance(fields, dict):
         return (_rejected(number, f"want a JSON object, got {_kind(fields)}"),)
-    return _record(number, _field(fields, form.text_key), _field(fields, form.subset_key), form)
+    return _of_fields(number, fields, form)
+
+
+def _of_fields(number: int, fields: dict[str, Any], form: RecordForm) -> tuple[Record, ...]:
+    name = _field(fields, form.subset_key)
+    if form.columns:
+        return _example(number, [_field(fields, column) for column in form.columns], name, form)
+    return _record(number, _field(fields, form.text_key), name, form)
+
+
+def _example(number: int, values: list[Any], name: Any, form: RecordForm) -> tuple[Record, ...]:
+    """The record of an example: its values as JSON."""
+    for column, value in zip(form.columns, values, strict=True):
+        if value is None or isinstance(value, bytes | pa.DataType):
+            return (_rejected(number, f"want a value in {column!r}, got {_kind(value)}"),)
+    return _record(number, json.dumps(values, ensure_ascii=False), name, form)
+
+
+def _tsv(file: SourceFile, form: RecordForm, after: int) -> Iterator[Record]:
+    """Lines of values between tabs, without quotes."""
+    names: list[str] = []
+    for number, line in read_lines(file, _ESCAPES * form.max_document_bytes + _OTHER_FIELDS):
+        if line is None:
+            yield from [_rejected(number, _too_long(form))] * (number > after)
+            continue
+        try:
+            values = line.decode().rstrip("\r\n").split("\t")
+        except UnicodeDecodeError as error:
+            yield from [_rejected(number, f"not valid UTF-8 at byte {error.start + 1}")] * (number > after)
+            continue
+        if not names:
+            names = values if form.tsv_header else [str(place) for place in range(len(values))]
+            if form.tsv_header:
+                check_columns(file, names, form.columns or (form.text_key,))
+                continue
+        if number > after and values != [""]:
+            if len(values) != len(names):
+                yield _rejected(number, f"want {len(names)} values between tabs, got {len(values)}")
+            else:
+                yield from _of_fields(number, dict(zip(names, values, strict=True)), form)
 
 
 def _field(fields: dict[str, Any], key: str) -> Any:

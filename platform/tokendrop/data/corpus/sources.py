@@ -17,7 +17,7 @@ from tokendrop.data.corpus.python_corpus import write_python_corpus
 from tokendrop.errors import UserError
 from tokendrop.secrets import HIDDEN, redact
 
-SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet", ".arrow", ".txt")
+SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet", ".arrow", ".tsv", ".txt")
 
 # Stores of pyarrow's own; fsspec is asked for all others.
 _NATIVE_SCHEMES = {"file", "s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}

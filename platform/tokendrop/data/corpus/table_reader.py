@@ -1,7 +1,7 @@
 """The rows of Parquet and Arrow files."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,14 +20,20 @@ _SLICE_ROWS = 2**16
 _ARROW_FILE, _ARROW_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 
-def read_rows(file: SourceFile, text_key: str, subset_key: str, after: int) -> Iterator[tuple[int, Any, Any]]:
-    """Rows numbered over `after` with the values of both columns; of what is no text, `None`, its type, or bytes.
+def read_rows(
+    file: SourceFile, columns: Sequence[str], subset_key: str, after: int
+) -> Iterator[tuple[int, list[Any], Any]]:
+    """Rows numbered over `after` with the values of columns, and that of the subset's.
+
+    Where one column is asked for, it is text: of what is none, there is `None`, its type, or bytes.
 
     Raises:
         DamageError: nothing more can be read.
-        UserError: the table has no such text column.
+        UserError: the table has no such column.
     """
-    batches = _parquet(file, text_key, subset_key, after) if file.name.endswith(".parquet") else _arrow(file, text_key)
+    is_parquet = file.name.endswith(".parquet")
+    batches = _parquet(file, columns, subset_key, after) if is_parquet else _arrow(file, columns)
+    values_of = _values if len(columns) == 1 else _any_values
     rows = number = 0  # before the batch, and of the last row that was given
     try:
         for batch in batches:
@@ -37,10 +43,11 @@ def read_rows(file: SourceFile, text_key: str, subset_key: str, after: int) -> I
             batch.validate()
             for first in range(max(rows, after), rows + batch.num_rows, _SLICE_ROWS):
                 part = batch.slice(first - rows, _SLICE_ROWS)
-                texts, subsets = _column(part, text_key), _column(part, subset_key)
+                subsets = _column(part, subset_key)
                 names = iter(()) if subsets is None else _values(subsets)
-                for number, text in enumerate(_values(texts), start=first + 1):
-                    yield number, text, next(names, None)
+                values = zip(*(values_of(_column(part, column)) for column in columns), strict=True)
+                for number, row in enumerate(values, start=first + 1):
+                    yield number, [*row], next(names, None)
             rows += batch.num_rows
     except UserError:
         raise
@@ -48,11 +55,11 @@ def read_rows(file: SourceFile, text_key: str, subset_key: str, after: int) -> I
         raise DamageError(max(rows, number) + 1, error) from None
 
 
-def _parquet(file: SourceFile, text_key: str, subset_key: str, after: int) -> Iterator[pa.RecordBatch | int]:
+def _parquet(file: SourceFile, columns: Sequence[str], subset_key: str, after: int) -> Iterator[pa.RecordBatch | int]:
     """Batches of rows, or how many of them are skipped."""
     with SourceBytes(file, seekable=True) as raw:
         table = pq.ParquetFile(raw, buffer_size=store_read_bytes(file))
-        _check_column(file, table.schema_arrow, text_key)
+        _check_columns(file, table.schema_arrow, columns)
         rows = 0
         for number in range(table.num_row_groups):
             group = table.metadata.row_group(number)
@@ -61,27 +68,34 @@ def _parquet(file: SourceFile, text_key: str, subset_key: str, after: int) -> It
                 yield group.num_rows
                 continue
             size = min(_BATCH_ROWS, _BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
-            yield from table.iter_batches(max(1, size), [number], columns=[text_key, subset_key], use_threads=False)
+            yield from table.iter_batches(max(1, size), [number], columns=[*columns, subset_key], use_threads=False)
 
 
-def _arrow(file: SourceFile, text_key: str) -> Iterator[pa.RecordBatch]:
+def _arrow(file: SourceFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Batches of a stream, or of a file, which is a stream between two marks."""
     with SourceBytes(file, seekable=True) as raw:
         stream = io.BufferedReader(raw, store_read_bytes(file))
         is_file = stream.read(8).startswith(_ARROW_FILE)
         stream.seek(8 if is_file else 0)
         reader = pa.ipc.open_stream(stream)
-        _check_column(file, reader.schema, text_key)
+        _check_columns(file, reader.schema, columns)
         yield from reader
         stream.seek(max(0, file.size - 8))
         if not stream.read().endswith(_ARROW_FILE if is_file else _ARROW_END):
             raise pa.ArrowInvalid("its end is missing")
 
 
-def _check_column(file: SourceFile, schema: pa.Schema, text_key: str) -> None:
-    if _column(schema.empty_table(), text_key) is None:
-        names = ", ".join(schema.names)
-        raise UserError(f"{file.name}: no column '{text_key}' (data.text_key), it has {names}")
+def _check_columns(file: SourceFile, schema: pa.Schema, columns: Sequence[str]) -> None:
+    empty = schema.empty_table()
+    check_columns(file, [*schema.names, *(one for one in columns if _column(empty, one) is not None)], columns)
+
+
+def check_columns(file: SourceFile, names: Sequence[str], columns: Sequence[str]) -> None:
+    """Raises UserError where a table has not all columns that are wanted."""
+    key = "data.text_key" if len(columns) == 1 else "of task"
+    for column in columns:
+        if column not in names:
+            raise UserError(f"{file.name}: no column '{column}' ({key}), it has {', '.join(names)}")
 
 
 def _column(table: pa.Table | pa.RecordBatch, key: str) -> Any:
@@ -120,6 +134,11 @@ def _values(column: pa.Array) -> Iterator[Any]:
         for row in range(len(column)):
             one = column.slice(row, 1)
             yield one[0].as_py() if _is_valid(one) else b""
+
+
+def _any_values(column: pa.Array) -> Iterator[Any]:
+    """Values of any type, as Python has them; b"" for what can't be taken out."""
+    yield from column.to_pylist() if _is_valid(column) else [b""] * len(column)
 
 
 def _is_valid(column: pa.Array) -> bool:

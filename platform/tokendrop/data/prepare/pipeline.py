@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -13,6 +13,7 @@ from tokendrop.atomic import atomic_write, exclusive_lock
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.corpus.records import RecordForm, read_records
 from tokendrop.data.corpus.sources import SourceFile, list_files
+from tokendrop.data.prepare.examples import ExampleForm
 from tokendrop.data.prepare.stages import Work, tokenized
 from tokendrop.data.prepare.writer import ShardWriter
 from tokendrop.data.read.pair_runs import pair_row_length
@@ -23,7 +24,7 @@ from tokendrop.data.shards.manifest import Manifest, read_header, read_manifest
 from tokendrop.data.tokenizer import by_weight, load_tokenizer, train_tokenizer, vocab_size
 from tokendrop.errors import UserError
 
-_ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences"}
+_ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences", "examples": "an example"}
 
 Progress = Callable[[int, int], None]
 
@@ -155,6 +156,8 @@ def _fingerprint(
     ]
     if any(splits):
         parts.append([*splits])
+    if examples := _examples(config):
+        parts.append([config.task.columns, data.tsv_header, astuple(examples)])
     if (data.text_unit, data.end_of_text) != ("piece", True):
         parts.append([data.text_unit, data.end_of_text])
     if not data.tokenizer and len(data.mixture) > 1:  # the one that is trained depends on them
@@ -168,6 +171,8 @@ def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
         return load_tokenizer(config.data.tokenizer, config.task.reads)
     if (corpus.folder / MANIFEST).exists():
         return load_tokenizer(corpus.folder / TOKENIZER, config.task.reads)
+    if config.task.reads == "examples":
+        raise UserError("data.tokenizer: want the one of the model that this job begins with (model.init_from)")
     rejected: list[str] = []
 
     def texts(source: str) -> Iterator[str]:
@@ -189,7 +194,18 @@ def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
 
 def _form(config: ExperimentConfig, source: str) -> RecordForm:
     (one,) = (one for one in config.data.mixture if one.name == source)
-    return RecordForm.of(config.data, one)
+    return RecordForm.of(config.data, one, columns=config.task.columns)
+
+
+def _examples(config: ExperimentConfig) -> ExampleForm | None:
+    return ExampleForm.of(config.task, config.model.sequence_length) if config.task.reads == "examples" else None
+
+
+def _row_length(config: ExperimentConfig) -> int:
+    if examples := _examples(config):
+        return examples.row_length
+    length = config.model.sequence_length
+    return length + 1 if config.task.reads == "text" else pair_row_length(length)
 
 
 def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
@@ -199,7 +215,7 @@ def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> No
         format=FORMAT,
         kind=kind,
         sequence_length=length,
-        row_length=length + 1 if kind == "text" else pair_row_length(length),
+        row_length=_row_length(config),
         vocab_size=vocab_size(tokenizer),
         tokenizer_sha256=hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest(),
         sources=tuple(source.name for source in config.data.mixture),
@@ -214,7 +230,7 @@ def _write(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer, progr
         Work(number, corpus.files[number], _form(config, corpus.sources[number]), after, corpus.splits[number])
         for number, after in writer.todo()
     ]
-    for block in tokenized(work, config.data, tokenizer, config.task.reads):
+    for block in tokenized(work, config.data, tokenizer, config.task.reads, _examples(config)):
         writer.add(block)
         progress(writer.documents, writer.tokens)
     return writer.finish()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from tokendrop.config.data import DataConfig, DataKind
 from tokendrop.data.corpus.records import Record, RecordForm, read_records
 from tokendrop.data.corpus.sources import SourceFile
 from tokendrop.data.prepare.encoder import Encoder, build_encoder
+from tokendrop.data.prepare.examples import ExampleForm, example_rows
 from tokendrop.data.prepare.sentences import split_sentences
 from tokendrop.data.shards.format import SPLITS
 from tokendrop.data.tokenizer import end_of_text, token_type
@@ -54,7 +55,9 @@ class Work:
     """Of all of its documents; empty where each goes by its hash."""
 
 
-def tokenized(work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: DataKind) -> Iterator[pa.Table]:
+def tokenized(
+    work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: DataKind, examples: ExampleForm | None = None
+) -> Iterator[pa.Table]:
     """Blocks of tokenized records, each of one file, in the order of the work, whatever the number of workers.
 
     Raises:
@@ -66,7 +69,8 @@ def tokenized(work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: Da
     _hide_progress_logs()
     shares = data.validation_share, data.test_share
     end = (end_of_text(tokenizer),) if kind == "text" and data.end_of_text else ()
-    tokenize = partial(_tokenize, tokenizer=tokenizer.to_str(), kind=kind, end=end, shares=shares)
+    encode = partial(_encode, tokenizer=tokenizer.to_str(), kind=kind, end=end, examples=examples)
+    tokenize = partial(_tokenize, encode=encode, shares=shares)
     left = deque(work)
     while left:
         readers = _readers()
@@ -205,16 +209,37 @@ def _block(file: int, records: list[Record], error: str = "", *, split: str = ""
     )
 
 
-def _tokenize(
-    block: pa.Table, *, tokenizer: str, kind: DataKind, end: tuple[int, ...], shares: tuple[float, float]
-) -> pa.Table:
-    """Texts become their tokens, with what ends a text; or with the lengths of their sentences."""
+class _Encoded(NamedTuple):
+    """What texts became, one by one."""
+
+    ids: list[NDArray[np.uint32]]
+    dtype: type
+    sentences: list[NDArray[np.int64]] | None = None
+    reasons: list[str] | None = None
+
+
+def _encode(
+    texts: list[str], *, tokenizer: str, kind: DataKind, end: tuple[int, ...], examples: ExampleForm | None
+) -> _Encoded:
+    """Texts become their tokens, with what ends a text; or with the lengths of their sentences; examples their rows."""
+    encoder = build_encoder(tokenizer)
+    dtype = token_type(encoder.vocab_size)
+    if examples is not None:
+        rows, reasons = example_rows(tokenizer, texts, examples)
+        return _Encoded(rows, dtype, reasons=reasons)
+    if kind == "text":
+        return _Encoded(_ended(encoder, texts, end), dtype)
+    ids, sentences = _by_sentence(encoder, texts)
+    return _Encoded(ids, dtype, sentences)
+
+
+def _tokenize(block: pa.Table, *, encode: Callable[[list[str]], _Encoded], shares: tuple[float, float]) -> pa.Table:
+    """The records of a block with their tokens, and the split that each goes to."""
     texts: list[str] = block.column("text").to_pylist()
-    errors = block.column("error")
+    errors, reasons = block.column("error"), block.column("reason").to_pylist()
     try:
-        encoder = build_encoder(tokenizer)
-        ids, sentences = (_ended(encoder, texts, end), None) if kind == "text" else _by_sentence(encoder, texts)
-        dtype = token_type(encoder.vocab_size)
+        ids, dtype, sentences, found = encode(texts)
+        reasons = [*map(max, zip(reasons, found or reasons, strict=True))]  # "" is the least
     except Exception as error:  # the libraries raise bare Exception
         reason = " ".join(str(error).split())
         errors = pa.array([f"data.tokenizer: it can't take this corpus ({reason})"] * len(texts), pa.string())
@@ -230,7 +255,8 @@ def _tokenize(
             ),
             "bytes": pa.array([len(text) for text in encoded], pa.int64()),
             "error": errors,
-            **{name: block.column(name) for name in ("file", "record", "subset", "reason")},
+            "reason": pa.array(reasons, pa.string()),
+            **{name: block.column(name) for name in ("file", "record", "subset")},
         }
     )
 

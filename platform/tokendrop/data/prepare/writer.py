@@ -227,7 +227,7 @@ class _Stream:
         """
         self.shards = shards.num_rows
         self.begin = Place(**shards["next"][-1].as_py()) if self.shards else None
-        if header.kind == "text":
+        if header.kind != "sentence_pairs":
             self.packer = Packer(header.row_length, begin=self.begin)
         else:
             short = data.pairs.short_share
