@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from tokendrop.config.data import DataKind
 from tokendrop.data.prepare.encoder import Encoder
-from tokendrop.data.prepare.pack import Documents
+from tokendrop.data.prepare.pack import Documents, Packer
 from tokendrop.data.prepare.pair_rows import PairPacker
 from tokendrop.data.prepare.sentences import split_sentences
 from tokendrop.data.read.pair_runs import pair_row_length
@@ -63,13 +64,36 @@ def as_documents(lengths: Sequence[Sequence[int]], tokens: np.ndarray | None = N
 
 def write_pairs(folder: Path, corpus: Sequence[str], *, shards: int = 4, complete: bool = True) -> Tokenizer:
     """All rows of a corpus as training rows, in shards of one size, and the same again as validation rows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(write_vocabulary(folder), "sentence_pairs")
-    tokenizer.save(str(folder / TOKENIZER))
+    tokenizer = write_tokenizer(folder)
     packer = PairPacker(LENGTH, short_share=0.1)
     encoded = [Encoder(tokenizer)(split_sentences(one)) for one in corpus]
     tokens = np.concatenate([ids for sentences in encoded for ids in sentences]).astype(np.uint16)
     packer.add(as_documents([[len(ids) for ids in sentences] for sentences in encoded], tokens))
+    sizes = {"row_length": pair_row_length(LENGTH), "documents": len(corpus)}
+    write_shards(folder, packer, tokenizer, kind="sentence_pairs", **sizes, shards=shards, complete=complete)
+    return tokenizer
+
+
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """The small WordPiece, in a folder that is made for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(write_vocabulary(folder), "sentence_pairs")
+    tokenizer.save(str(folder / TOKENIZER))
+    return tokenizer
+
+
+def write_shards(
+    folder: Path,
+    packer: Packer | PairPacker,
+    tokenizer: Tokenizer,
+    *,
+    kind: DataKind,
+    row_length: int,
+    documents: int,
+    shards: int = 4,
+    complete: bool = True,
+) -> None:
+    """What a packer holds, as training rows and the same again as validation rows, with their manifest."""
     size = packer.rows_ready() // shards
     for number in range(shards):
         packed = packer.take(size)
@@ -91,14 +115,13 @@ def write_pairs(folder: Path, corpus: Sequence[str], *, shards: int = 4, complet
             )
     Header(
         format=FORMAT,
-        kind="sentence_pairs",
+        kind=kind,
         sequence_length=LENGTH,
-        row_length=pair_row_length(LENGTH),
+        row_length=row_length,
         vocab_size=vocab_size(tokenizer),
         tokenizer_sha256=hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest(),
         sources=("corpus",),
-        files=tuple(str(number) for number in range(-(-len(corpus) // 5))),
+        files=tuple(str(number) for number in range(-(-documents // 5))),
         is_complete=complete,
         rows=(size * shards, size * shards, 0) if complete else (),
     ).write(folder)
-    return tokenizer

@@ -1,4 +1,4 @@
-"""Neither workers, micro batches nor a resize show in what a BERT learns."""
+"""Neither workers, micro batches nor a resize show in what a BERT learns, whatever its task."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from examples import TASKS, write_examples
 from groups import together
 from pairs import LENGTH, texts, write_pairs
 from sharing import HAS_DEEPSPEED
 from tiny import assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.task import TextClassification
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.errors import UserError
 from tokendrop.track.journal import Journal, read_ledger, read_steps
@@ -35,7 +37,12 @@ def job(**changes: object) -> ExperimentConfig:
     sizes = {"layers": 3, "width": 16, "heads": 2, "sequence_length": LENGTH, "vocab_size": 448}
     given = {"drop__schedule": LTD, "evaluate__sequences": 13, "train__micro_batch": 1} | changes
     norm = given.pop("norm", "post")
-    return experiment(model={"kind": "bert", **sizes, "norm": norm}, task={"kind": "masked_lm"}, **given)
+    return experiment(**{"model": {"kind": "bert", **sizes, "norm": norm}, "task": {"kind": "masked_lm"}, **given})
+
+
+def examples_job(kind: str, **changes: object) -> ExperimentConfig:
+    """The same of examples."""
+    return job(**{"task": {"kind": "text_classification", **TASKS[kind]}, "train__peak_lr": 1e-3, **changes})
 
 
 CASES = {
@@ -45,13 +52,12 @@ CASES = {
         norm="pre", data__pairs={"sentence_task": "none", "max_predictions": 2, "whole_words": False}
     ),
     "shared out": job(train__strategy="fsdp", train__activation_checkpointing=True),
-    **(
-        {"ZeRO 3": job(train__strategy="deepspeed", train__zero_stage=3, train__precision="fp32")}
-        if HAS_DEEPSPEED
-        else {}
-    ),
     "token bypass": job(drop__method="token_bypass", drop__special_tokens=[2, 3, 4]),
     "sequence warm-up": job(drop__method="sequence_warmup"),
+    "classification": examples_job("pairs"),
+    "classification, shared out": examples_job("pairs", norm="pre", train__strategy="fsdp"),
+    "regression": examples_job("number"),
+    "choices": examples_job("choices", drop={"method": "none"}),
 }
 if HAS_DEEPSPEED:
     CASES["ZeRO 3"] = job(train__strategy="deepspeed", train__zero_stage=3, train__precision="fp32")
@@ -85,14 +91,24 @@ def leg(data: Path, folder: Path, stop: int, micro_batch: int) -> None:
     DeepSpeedEngine.whole_below = 0  # else no parameter is large enough here for stage 3 to share it out
     for name, config in CASES.items():
         changed = replace(config, train=replace(config.train, micro_batch=micro_batch))
-        train_until(changed, data, folder / name, stop)
+        train_until(changed, data_of(changed, data), folder / name, stop)
+
+
+def data_of(config: ExperimentConfig, data: Path) -> Path:
+    """The folder of a job's token shards."""
+    task = config.task
+    if not isinstance(task, TextClassification):
+        return data / "sentences"
+    return data / ("choices" if task.choices else "pairs" if task.labels else "number")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     """The same runs by one worker, by one with larger micro batches, and by 1, 2 and 4 one after the other."""
     base = tmp_path_factory.mktemp("masked_lm")
-    write_pairs(base / "data", texts(60))
+    write_pairs(base / "data" / "sentences", texts(60))
+    for kind in TASKS:
+        write_examples(base / "data" / kind, kind, 60)
     ways = {"one": [(1, 6, 1)], "larger": [(1, 6, 4)], "resized": [(1, 2, 2), (2, 4, 2), (4, 6, 2)]}
     for way, legs in ways.items():
         (base / way).mkdir()
@@ -109,7 +125,7 @@ def test_losses_and_weights_are_those_of_one_worker(runs, case: str, way: str) -
         values = [[row[key] for row in rows if row[key] is not None] for rows in (expected, found)]
         np.testing.assert_allclose(values[1], values[0], rtol=TOLERANCES.get(case, FLOAT64))
         assert len(values[0]) == (2 if key == "val_loss" else 6)
-    figures = [[row["val_figures"] for row in rows if row["val_figures"] is not None] for rows in (expected, found)]
+    figures = [[row["val_figures"] or {} for row in rows if row["val_loss"] is not None] for rows in (expected, found)]
     assert figures[1] == [pytest.approx(one, rel=TOLERANCES.get(case, FLOAT64)) for one in figures[0]]
     weights = [weights_of(CASES[case], runs[one] / case) for one in ("one", way)]
     assert_same(*weights, tolerance=TOLERANCES.get(case, FLOAT64))
@@ -121,11 +137,11 @@ def weights_of(config: ExperimentConfig, run: Path) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [name for name, config in CASES.items() if config.task.kind == "masked_lm"])
 def test_figures_are_those_of_the_validation_rows_all_at_once(runs, case: str) -> None:
     config, run = CASES[case], runs["one"] / case
     task = config.task.build(config)
-    opened = task.open(run.parent.parent / "data")
+    opened = task.open(run.parent.parent / "data" / "sentences")
     model = task.build_model(seed=0).double().eval()
     load_weights(model, committed(run / CHECKPOINTS)[-1])
     with torch.no_grad():
@@ -147,6 +163,29 @@ def test_figures_are_those_of_the_validation_rows_all_at_once(runs, case: str) -
         likely_B = model.sentence_logits(hidden).argmax(-1) == batch.sentence_labels_B
         accuracy = last["val_figures"][f"{sentence_task}_accuracy"]
         assert accuracy == pytest.approx(likely_B.double().mean().item(), rel=tolerance)
+
+
+@pytest.mark.parametrize("case", ["classification", "choices", "regression"])
+def test_a_classifiers_figures_are_those_of_the_validation_examples_all_at_once(runs, case: str) -> None:
+    config, run = CASES[case], runs["one"] / case
+    task = config.task.build(config)
+    opened = task.open(data_of(config, run.parent.parent / "data"))
+    model = task.build_model(seed=0).double().eval()
+    load_weights(model, committed(run / CHECKPOINTS)[-1])
+    held_out = opened.held_out()
+    batch = opened.batch(*held_out, 0)
+    with torch.no_grad():
+        loss = task.loss(model, batch)
+    last = read_steps(run)[-1]
+    assert last["val_loss"] == pytest.approx(loss.mean.item(), rel=FLOAT64)
+    judged = task.judge(held_out, last["val_loss"], loss.outputs, None)
+    if case == "regression":
+        assert last["val_figures"] is None or last["val_figures"] == {}
+        assert judged["pearson"] == pytest.approx(np.corrcoef(batch.labels_B, loss.outputs[:, 0])[0, 1])
+    else:
+        hits = loss.outputs.argmax(1) == batch.labels_B
+        assert last["val_figures"] == {"accuracy": pytest.approx(hits.double().mean().item())}
+        assert judged == {"accuracy": pytest.approx(hits.double().mean().item())}
 
 
 @pytest.mark.parametrize("case", CASES)
