@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, BertForPreTraining
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForPreTraining
 
 from corpora import tiny_job, write_corpus
 from pairs import LENGTH, texts
 from tokendrop.cli.main import main
+from tokendrop.config.load import load_job
 from tokendrop.evaluate.export import export_checkpoint
 from tokendrop.evaluate.load import load_run
 from tokendrop.track.run_folder import open_run_folder, summarize
@@ -90,3 +91,33 @@ def test_tasks_of_lm_eval_are_refused_in_a_sentence(run: Path, capsys) -> None:
 
 def test_a_run_says_its_task(run: Path) -> None:
     assert open_run_folder(run)[0].task.kind == "masked_lm"
+
+
+def test_a_run_is_finetuned_on_examples_judged_and_exported(run: Path, job: Path, capsys) -> None:
+    folder = job.parent / "finetuned"
+    folder.mkdir()
+    lines = [{"sentence": one, "label": len(one) % 2} for one in texts(40, seed=5)]
+    corpus = folder / "examples.jsonl"
+    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trained_on = load_job(job).model
+    model = {"kind": "bert", "sequence_length": 16, "vocab_size": 512}
+    model |= {key: getattr(trained_on, key) for key in ("layers", "width", "heads")} | {"init_from": str(run)}
+    task = {"kind": "text_classification", "preset": "sst2", "metrics": ["accuracy", "f1", "matthews_correlation"]}
+    branches = {"data": {"validation_corpus": [str(corpus)]}, "train": {"length": "2 epochs", "precision": "fp64"}}
+    drops = {"method": "random_ltd", "full_length_layers": "first", "schedule": {"kind": "constant", "kept": 8}}
+    tiny_job(folder, [corpus], model=model, task=task, drop=drops, evaluate={"sequences": 40}, **branches)
+    main(["train", str(folder / "job.yaml"), "run=glue"])
+    assert "accuracy" in capsys.readouterr().out
+    main(["evaluate", str(folder / "runs" / "glue"), "--json"])
+    found = json.loads(capsys.readouterr().out)["validation"]
+    assert found.keys() == {"val_loss", "accuracy", "f1", "matthews_correlation", "rows"}
+    assert (found["rows"], summarize(folder / "runs" / "glue")["steps"]) == (40, 20)
+    main(["export", str(folder / "runs" / "glue"), "--to", str(folder / "hf")])
+    theirs = AutoModelForSequenceClassification.from_pretrained(folder / "hf").eval()
+    words = AutoTokenizer.from_pretrained(folder / "hf")
+    read = words(
+        [line["sentence"] for line in lines], truncation=True, max_length=16, padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        hits = theirs(**read).logits.argmax(1) == torch.tensor([line["label"] for line in lines])
+    assert hits.double().mean().item() == pytest.approx(found["accuracy"])
