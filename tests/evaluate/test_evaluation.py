@@ -5,6 +5,7 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tokendrop.errors import UserError
 from tokendrop.evaluate.evaluation import evaluate_run
 from tokendrop.evaluate.held_out import held_out_figures, precision_here
 from tokendrop.evaluate.load import load_run, locate
+from tokendrop.evaluate.tasks import Evaluation
 from tokendrop.track.journal import METRICS
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
@@ -87,13 +89,40 @@ def test_without_its_token_shards_a_run_is_evaluated_on_tasks_alone(own_run: Pat
     _, tokenizer = read_sealed_text(own_run / "data.txt").splitlines()
     (own_run / "data.txt").write_text(seal_text(f"/nowhere\n{tokenizer}\n"))
 
-    result = evaluate_run(own_run, ["tiny_last_word"], TASKS)
+    result = evaluate_run(own_run, Evaluation(tasks=["tiny_last_word"], include=TASKS))
 
     assert result["validation"] is None
     assert set(result["results"]) == {"tiny_last_word"}
     assert "validation left out: /nowhere/manifest.json" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"/nowhere/manifest\.json"):
-        evaluate_run(own_run, [])
+        evaluate_run(own_run, Evaluation())
+
+
+def test_results_and_samples_lie_in_the_run_folder_and_where_they_are_asked_for(own_run: Path, documents: Path, capsys):
+    output, options = documents / "new" / "result.json", ["--include", str(TASKS), "--limit", "3", "--log-samples"]
+    command = ["evaluate", str(own_run), "--tasks", "tiny_choices,tiny_text", *options, "--no-validation", "--json"]
+    before = set((own_run / "evaluations").glob("*"))
+    for size in ("1", "64"):
+        capsys.readouterr()
+        main([*command, "--batch-size", size, "--output", str(output)])
+    result = json.loads(output.read_text())
+    assert result == json.loads(capsys.readouterr().out)
+    assert result["validation"] is None
+    folders = sorted(set((own_run / "evaluations").iterdir()) - before)
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    assert len(results) == 2
+    for one in results:
+        for task, metrics in one["results"].items():
+            assert metrics == pytest.approx(result["results"][task], nan_ok=True, rel=1e-4)
+    samples = [json.loads(line) for line in (folders[0] / "samples_tiny_choices.jsonl").read_text().splitlines()]
+    assert [sample["doc_id"] for sample in samples] == [0, 1, 2]
+    assert np.mean([sample["acc"] for sample in samples]) == pytest.approx(result["results"]["tiny_choices"]["acc"])
+
+
+def test_an_evaluation_of_nothing_or_to_nowhere_is_refused(own_run: Path, complaint):
+    assert "--no-validation: want --tasks" in complaint("evaluate", own_run, "--no-validation")
+    (own_run / "file").touch()
+    assert "can't be written" in complaint("evaluate", own_run, "--output", own_run / "file" / "result.json")
 
 
 def test_mlflow_gets_the_numbers_at_the_checkpoints_step(own_run: Path, documents: Path):
@@ -101,7 +130,7 @@ def test_mlflow_gets_the_numbers_at_the_checkpoints_step(own_run: Path, document
     change_job(own_run, "track", uri=uri)
     (own_run / METRICS).touch()
 
-    result = evaluate_run(own_run, ["tiny_choices"], TASKS)
+    result = evaluate_run(own_run, Evaluation(tasks=["tiny_choices"], include=TASKS))
 
     from mlflow import MlflowClient
 
@@ -112,12 +141,14 @@ def test_mlflow_gets_the_numbers_at_the_checkpoints_step(own_run: Path, document
     assert logged["eval/validation_loss"] == pytest.approx(result["validation"]["val_loss"])
     assert logged["eval/validation_perplexity"] == pytest.approx(result["validation"]["perplexity"])
     assert [point.step for point in client.get_metric_history(run_id, "eval/tiny_choices_acc")] == [7]
+    (folder,) = client.list_artifacts(run_id, "evaluations")
+    assert [file.path for file in client.list_artifacts(run_id, folder.path)] == [f"{folder.path}/result.json"]
 
 
 def test_an_mlflow_that_is_away_costs_one_line_and_nothing_else(own_run: Path, tiny_run: Path, capsys):
     change_job(own_run, "track", uri="http://127.0.0.1:9")
 
-    result = evaluate_run(own_run, [])
+    result = evaluate_run(own_run, Evaluation())
 
     assert result["validation"] == held_out_figures(tiny_run)
     (line,) = capsys.readouterr().err.splitlines()

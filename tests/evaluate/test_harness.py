@@ -17,7 +17,7 @@ from tokendrop.evaluate import tasks
 from tokendrop.evaluate.export import export_checkpoint
 from tokendrop.evaluate.harness import LmEvalAdapter, plain_metrics, run_tasks
 from tokendrop.evaluate.load import load_run
-from tokendrop.evaluate.tasks import Tasks, find_tasks
+from tokendrop.evaluate.tasks import Evaluation, Tasks, find_tasks
 from tokendrop.method import attach
 
 TASKS = Path(__file__).parent / "tasks"
@@ -73,7 +73,7 @@ def test_our_adapter_is_lm_evals_own_on_real_tasks(real_data: Path, make_run, tm
 
 def evaluate_tasks(run: Path, tasks: list[str], include: Path | None, limit: int | None = None) -> dict[str, Any]:
     model, tokenizer, task = load_run(run)
-    return run_tasks(task.language_model(model), tokenizer, tasks, include, limit)
+    return run_tasks(task.language_model(model), tokenizer, Evaluation(tasks=tasks, include=include, limit=limit))[0]
 
 
 def test_results_are_plain_numbers_by_task_and_metric(tiny_run: Path, documents: Path, capfd):

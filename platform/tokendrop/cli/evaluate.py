@@ -1,7 +1,9 @@
 """`tokendrop evaluate`: held-out loss and lm-eval tasks, with no token dropped."""
 
 import argparse
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tokendrop.cli.arguments import path, whole
@@ -17,6 +19,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", metavar="A,B", help="names that lm-eval knows, or task files (.yaml)")
     parser.add_argument("--include", type=path, metavar="DIR", help="a folder of lm-eval task files")
     parser.add_argument("--limit", type=whole(1), metavar="N", help="documents of each task (default: all)")
+    parser.add_argument(
+        "--batch-size", type=whole(1, 2**20), metavar="N", help="sequences at a time (default: by length)"
+    )
+    parser.add_argument("--log-samples", action="store_true", help="write down each request and what came of it")
+    parser.add_argument("--no-validation", action="store_true", help="leave out the held-out rows")
+    parser.add_argument("--output", type=path, metavar="FILE", help="write the result there too, as JSON")
 
 
 def run(options: argparse.Namespace) -> Outcome:
@@ -31,9 +39,32 @@ def run(options: argparse.Namespace) -> Outcome:
     if overlong := [task for task in tasks if unusable_path(task)]:
         raise UserError(f"--tasks: {unusable_path(overlong[0])}")
     from tokendrop.evaluate.evaluation import evaluate_run
+    from tokendrop.evaluate.tasks import Evaluation
 
-    result = evaluate_run(options.path, tasks, include=options.include, limit=options.limit)
+    check_writable(options.output)
+    evaluation = Evaluation(
+        tasks=tasks,
+        include=options.include,
+        limit=options.limit,
+        batch_size=options.batch_size,
+        log_samples=options.log_samples,
+        validates=not options.no_validation,
+    )
+    result = evaluate_run(options.path, evaluation)
+    if options.output is not None:
+        options.output.write_text(json.dumps(result, indent=2) + "\n")
     return Outcome(result, evaluation_text(result))
+
+
+def check_writable(output: Path | None) -> None:
+    """Raises UserError where a file can't be written; an empty one is left there."""
+    if output is None:
+        return
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.touch()
+    except OSError as error:
+        raise UserError(f"--output: {output}: can't be written ({error.strerror})") from None
 
 
 def evaluation_text(result: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from math import isfinite
-from pathlib import Path
 from typing import Any, cast
 
 from lm_eval.api.instance import Instance
@@ -18,8 +17,11 @@ from tqdm import tqdm
 
 from tokendrop.data.tokenizer import END_OF_TEXT, end_of_text
 from tokendrop.errors import UserError
-from tokendrop.evaluate.scoring import LanguageModel, score_continuations, write_greedily
-from tokendrop.evaluate.tasks import find_tasks
+from tokendrop.evaluate.scoring import BATCH_TOKENS, LanguageModel, score_continuations, write_greedily
+from tokendrop.evaluate.tasks import Evaluation, find_tasks
+
+Samples = Mapping[str, Sequence[Mapping[str, Any]]]
+"""By task: each request, and what came of it."""
 
 _BOOTSTRAP_DRAWS = 1000  # for the standard errors that have no closed form
 
@@ -35,9 +37,13 @@ class LmEvalAdapter(TemplateLM):
     max_gen_toks = 256  # of tasks that do not say; the same as in lm-eval's Hugging Face adapter
     batch_size = 1  # lm-eval reports it; batches here are filled by tokens
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, batch_tokens: int = BATCH_TOKENS) -> None:
+        """
+        Args:
+            batch_tokens: of one forward pass, padding included.
+        """
         super().__init__()
-        self._model, self._bpe = model.eval(), tokenizer
+        self._model, self._bpe, self._batch_tokens = model.eval(), tokenizer, batch_tokens
         self._device = model.device
         self.max_length = model.sequence_length
 
@@ -75,7 +81,7 @@ class LmEvalAdapter(TemplateLM):
                 )
         pairs = [(tuple(context), tuple(continuation)) for _, context, continuation in requests]
         with tqdm(total=len(pairs), desc="log-likelihoods", disable=disable_tqdm) as bar:
-            return score_continuations(self._model, pairs, bar.update)
+            return score_continuations(self._model, pairs, bar.update, self._batch_tokens)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Each text's log-likelihood, nats; each token scored once, in windows as long as the model takes."""
@@ -118,7 +124,7 @@ class LmEvalAdapter(TemplateLM):
             return any(stop in text for stop in stops[number] if stop)
 
         with tqdm(total=len(contexts), desc="generations", disable=disable_tqdm) as bar:
-            written = write_greedily(self._model, contexts, limits, is_done, bar.update)
+            written = write_greedily(self._model, contexts, limits, is_done, bar.update, self._batch_tokens)
         texts = map(self.tok_decode, written)
         return [postprocess_generated_text(text, stop, None) for text, stop in zip(texts, stops, strict=True)]
 
@@ -136,33 +142,30 @@ class LmEvalAdapter(TemplateLM):
         return normal["until"], limit
 
 
-def run_tasks(
-    model: LanguageModel, tokenizer: Tokenizer, tasks: Sequence[str], include: Path | None, limit: int | None
-) -> dict[str, Any]:
+def run_tasks(model: LanguageModel, tokenizer: Tokenizer, evaluation: Evaluation) -> tuple[dict[str, Any], Samples]:
     """Run lm-eval's tasks on a model, with no token dropped.
 
-    Args:
-        tasks: names that lm-eval or the task files below `include` know, or paths of task files (.yaml).
-        include: a folder of task files.
-        limit: documents of each task; all when left out.
     Returns:
-        `results` by task and metric, `versions` and `n_samples` by task; plain JSON.
+        `results` by task and metric, `versions` and `n_samples` by task, plain JSON; and the samples, where they are
+        logged.
     Raises:
         UserError: there is no such task or task data, or a task does not fit the model.
     """
+    limit, size = evaluation.limit, evaluation.batch_size
     if limit is not None and limit < 1:
         raise UserError(f"limit: want at least 1 document of each task, got {limit}")
+    batch_tokens = BATCH_TOKENS if size is None else size * model.sequence_length
     # each draw of a forked pool would copy this process, model and all
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     with redirect_stdout(sys.stderr):
-        manager, specs = find_tasks(tasks, include)
+        manager, specs = find_tasks(evaluation.tasks, evaluation.include)
         found = simple_evaluate(
-            model=LmEvalAdapter(model, tokenizer),
+            model=LmEvalAdapter(model, tokenizer, batch_tokens=batch_tokens),
             tasks=list(specs),
             task_manager=manager,
             limit=limit,
             bootstrap_iters=_BOOTSTRAP_DRAWS,
-            log_samples=False,
+            log_samples=evaluation.log_samples,
         )
     assert found is not None  # it is on processes of another rank only
     found = cast(dict[str, Any], found)
@@ -170,7 +173,7 @@ def run_tasks(
         "results": {task: plain_metrics(metrics) for task, metrics in found["results"].items()},
         "versions": dict(found["versions"]),
         "n_samples": {task: counts["effective"] for task, counts in found["n-samples"].items()},
-    }
+    }, found.get("samples", {})
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:

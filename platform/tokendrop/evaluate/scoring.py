@@ -94,6 +94,7 @@ def write_greedily(
     limits: Sequence[int],
     is_done: Callable[[int, Tokens], bool],
     progress: Progress,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> list[Tokens]:
     """The likeliest token after each context, again and again.
 
@@ -104,12 +105,13 @@ def write_greedily(
         limits: how many tokens to write after each, at least 1.
         is_done: given a context's number and what was written after it, whether to stop before the limit.
         progress: told how many contexts are done since it was told last.
+        batch_tokens: as of `score_continuations`.
     Returns:
         What was written after each context.
     """
     written: list[Tokens] = [()] * len(contexts)
     lengths = [len(context) + limit for context, limit in zip(contexts, limits, strict=True)]
-    for active in batches(lengths, BATCH_TOKENS):
+    for active in batches(lengths, batch_tokens):
         while active:
             rows = [contexts[number] + written[number] for number in active]
             for number, token in zip(active, next_tokens(model, rows), strict=True):

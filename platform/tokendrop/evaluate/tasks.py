@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,24 @@ from tokendrop.errors import UserError
 from tokendrop.secrets import redact
 
 _SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What is evaluated, and how."""
+
+    tasks: Sequence[str] = ()
+    """Names that lm-eval or the task files below `include` know, or paths of task files; without any, held-out rows
+    alone."""
+    include: Path | None = None
+    limit: int | None = None
+    """Documents of each task; all when left out."""
+    batch_size: int | None = None
+    """Whole sequences of a forward pass of a task; by a budget of tokens when left out."""
+    log_samples: bool = False
+    """Write down each request of the tasks, and what came of it."""
+    validates: bool = True
+    """Read the held-out rows too."""
 
 
 class Tasks(TaskManager):

@@ -90,12 +90,13 @@ class MlflowMirror:
             self._remember(status_sent=self.state["status"])
         self._send_artifacts(client)
 
-    def log_evaluation(self, results: Mapping[str, float], step: int) -> None:
-        """Add an evaluation's metrics as `eval/<name>`; raises what the client raises when it can't.
+    def log_evaluation(self, results: Mapping[str, float], step: int, folder: Path) -> None:
+        """Add an evaluation's metrics as `eval/<name>`, and its files; raises what the client raises when it can't.
 
         Args:
             results: value by `<task>_<metric>`.
             step: the checkpoint that was evaluated.
+            folder: of its files.
         """
         from mlflow.entities import Metric
 
@@ -106,6 +107,8 @@ class MlflowMirror:
         client = _client(self.config.track.uri)
         for first in range(0, len(metrics), _BATCH):
             client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
+        if folder.is_dir():
+            client.log_artifacts(self.run_id, str(folder), f"{folder.parent.name}/{folder.name}")
 
     def _create(self, client: Any) -> str:
         name = redact(self.config.track.experiment)
