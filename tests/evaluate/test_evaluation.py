@@ -17,6 +17,7 @@ from tokendrop.errors import UserError
 from tokendrop.evaluate.evaluation import evaluate_run
 from tokendrop.evaluate.held_out import held_out_figures, precision_here
 from tokendrop.evaluate.load import load_run, locate
+from tokendrop.evaluate.suites import SUITES, main_metric
 from tokendrop.evaluate.tasks import Evaluation
 from tokendrop.track.journal import METRICS
 from tokendrop.track.mlflow import MlflowMirror
@@ -117,6 +118,35 @@ def test_results_and_samples_lie_in_the_run_folder_and_where_they_are_asked_for(
     samples = [json.loads(line) for line in (folders[0] / "samples_tiny_choices.jsonl").read_text().splitlines()]
     assert [sample["doc_id"] for sample in samples] == [0, 1, 2]
     assert np.mean([sample["acc"] for sample in samples]) == pytest.approx(result["results"]["tiny_choices"]["acc"])
+
+
+def test_the_papers_suite_is_19_tasks_and_the_mean_of_what_each_is_judged_by(own_run: Path, documents: Path, capsys):
+    folder = documents / "suite"
+    folder.mkdir(exist_ok=True)
+    task = (TASKS / "tiny_choices.yaml").read_text()
+    for name in SUITES["paper"]:
+        (folder / f"{name}.yaml").write_text(task.replace("task: tiny_choices", f"task: {name}"))
+    command = ["evaluate", str(own_run), "--suite", "paper", "--include", str(folder), "--limit", "3"]
+    main([*command, "--no-validation", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["results"]) == len(result["metrics"]) == 19
+    assert set(result["metrics"].values()) == {"acc_norm"}
+    scores = [scores["acc_norm"] for scores in result["results"].values()]
+    assert result["average"] == pytest.approx(np.mean(scores))
+
+
+@pytest.mark.parametrize(
+    ("scores", "metric"),
+    [
+        ({"acc": 0.5, "acc_norm": 0.6, "acc_stderr": 0.1}, "acc_norm"),
+        ({"exact_match.strict": 0.1, "exact_match_stderr.strict": 0.2}, "exact_match.strict"),
+        ({"f1": 0.7, "em": 0.6}, "em"),
+        ({"perplexity": 9.0, "acc": 0.3}, "acc"),
+        ({"bits_per_byte": 1.0}, None),
+    ],
+)
+def test_a_task_is_judged_by_the_first_of_its_accuracies(scores: dict[str, float | None], metric: str | None):
+    assert main_metric(scores) == metric
 
 
 def test_an_evaluation_of_nothing_or_to_nowhere_is_refused(own_run: Path, complaint):

@@ -17,6 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """What is evaluated, and on what."""
     parser.add_argument("path", type=path, metavar="RUN_OR_CHECKPOINT")
     parser.add_argument("--tasks", metavar="A,B", help="names that lm-eval knows, or task files (.yaml)")
+    parser.add_argument("--suite", choices=["paper"], help="the paper's 19 zero-shot tasks, and their average")
     parser.add_argument("--include", type=path, metavar="DIR", help="a folder of lm-eval task files")
     parser.add_argument("--limit", type=whole(1), metavar="N", help="documents of each task (default: all)")
     parser.add_argument(
@@ -44,6 +45,7 @@ def run(options: argparse.Namespace) -> Outcome:
     check_writable(options.output)
     evaluation = Evaluation(
         tasks=tasks,
+        suite=options.suite,
         include=options.include,
         limit=options.limit,
         batch_size=options.batch_size,
@@ -75,6 +77,8 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
         for metric, value in scores.items()
         if "_stderr" not in metric
     ]
+    if "suite" in result:
+        rows.append([result["suite"], "average", _number(result["average"]), ""])
     from tokendrop.evaluate.evaluation import held_out_of
 
     for split, figures in held_out_of(result).items():

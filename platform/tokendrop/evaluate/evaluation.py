@@ -15,6 +15,7 @@ from tokendrop.errors import UserError
 from tokendrop.evaluate.harness import Samples, run_tasks
 from tokendrop.evaluate.held_out import held_out_figures
 from tokendrop.evaluate.load import load_run, locate
+from tokendrop.evaluate.suites import summary
 from tokendrop.evaluate.tasks import Evaluation
 from tokendrop.output import log
 from tokendrop.secrets import redact
@@ -33,22 +34,24 @@ def evaluate_run(path: Path, evaluation: Evaluation) -> dict[str, Any]:
     Args:
         path: a run folder, for its newest checkpoint, or a checkpoint.
     Returns:
-        `checkpoint`, `step`, what `run_tasks` returns, and as `validation` and `test` what `held_out_figures` does, or
-        None where the run's token shards are gone or are not to be read.
+        `checkpoint`, `step`, what `run_tasks` returns, of a suite its `summary`, and as `validation` and `test` what
+        `held_out_figures` does, or None where the run's token shards are gone or are not to be read.
     Raises:
         UserError: there is no checkpoint, as for `run_tasks`, or there is nothing to evaluate on.
     """
     checkpoint, run = locate(path)
     result: dict[str, Any] = {"checkpoint": str(checkpoint), "step": read_meta(checkpoint)["step"]}
-    if not (evaluation.tasks or evaluation.validates):
+    if not (evaluation.all_tasks or evaluation.validates):
         raise UserError("--no-validation: want --tasks, or there is nothing to evaluate")
     samples: Samples = {}
-    if evaluation.tasks:
+    if evaluation.all_tasks:
         model, tokenizer, task = load_run(path)
         found, samples = run_tasks(task.language_model(model.to(pick_device())), tokenizer, evaluation)
         result |= found
     else:
         result |= {"results": {}, "versions": {}, "n_samples": {}}
+    if evaluation.suite is not None:
+        result |= summary(evaluation.suite, result["results"])
     result |= _held_out(path, evaluation)
     log_to_mlflow(run, result, keep(run, result, samples))
     return result
@@ -61,7 +64,7 @@ def _held_out(path: Path, evaluation: Evaluation) -> dict[str, Any]:
     try:
         return {split: held_out_figures(path, split) for split in HELD_OUT}
     except UserError as error:
-        if not evaluation.tasks:
+        if not evaluation.all_tasks:
             raise
         log(f"validation left out: {error}")
         return dict.fromkeys(HELD_OUT)
@@ -102,6 +105,8 @@ def flat_metrics(result: Mapping[str, Any]) -> dict[str, float]:
         for metric, value in scores.items()
         if value is not None
     }
+    if result.get("average") is not None:
+        metrics[f"{result['suite']}_average"] = result["average"]
     for split, figures in held_out_of(result).items():
         metrics |= {f"{split}_{name}": value for name, value in figures.items()}
     return metrics

@@ -158,7 +158,7 @@ def run_tasks(model: LanguageModel, tokenizer: Tokenizer, evaluation: Evaluation
     # each draw of a forked pool would copy this process, model and all
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     with redirect_stdout(sys.stderr):
-        manager, specs = find_tasks(evaluation.tasks, evaluation.include)
+        manager, specs = find_tasks(evaluation.all_tasks, evaluation.include)
         found = simple_evaluate(
             model=LmEvalAdapter(model, tokenizer, batch_tokens=batch_tokens),
             tasks=list(specs),

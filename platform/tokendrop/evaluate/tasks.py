@@ -14,6 +14,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 
 from tokendrop.errors import UserError
+from tokendrop.evaluate.suites import SUITES
 from tokendrop.secrets import redact
 
 _SUFFIXES = (".yaml", ".yml")
@@ -26,6 +27,8 @@ class Evaluation:
     tasks: Sequence[str] = ()
     """Names that lm-eval or the task files below `include` know, or paths of task files; without any, held-out rows
     alone."""
+    suite: str | None = None
+    """A name of `SUITES`: its tasks beside the others, and their average."""
     include: Path | None = None
     limit: int | None = None
     """Documents of each task; all when left out."""
@@ -35,6 +38,11 @@ class Evaluation:
     """Write down each request of the tasks, and what came of it."""
     validates: bool = True
     """Read the held-out rows too."""
+
+    @property
+    def all_tasks(self) -> list[str]:
+        """Its tasks and those of its suite."""
+        return list(dict.fromkeys([*self.tasks, *(SUITES[self.suite] if self.suite else ())]))
 
 
 class Tasks(TaskManager):

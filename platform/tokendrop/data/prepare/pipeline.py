@@ -157,9 +157,9 @@ def _fingerprint(
     if any(splits):
         parts.append([*splits])
     if examples := _examples(config):
-        parts.append([config.task.columns, data.tsv_header, astuple(examples)])
-    if (data.text_unit, data.end_of_text) != ("piece", True):
-        parts.append([data.text_unit, data.end_of_text])
+        parts.append([config.task.columns, astuple(examples)])
+    if (data.text_unit, data.end_of_text, data.tsv_header) != ("piece", True, True):
+        parts.append([data.text_unit, data.end_of_text, data.tsv_header])
     if not data.tokenizer and len(data.mixture) > 1:  # the one that is trained depends on them
         total = sum(source.weight for source in data.mixture)
         parts.append([source.weight / total for source in data.mixture])
