@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 SUITES = {
-    # appendix B.2, by lm-eval's names, whose `race` is RACE-h
+    # appendix D.1, by lm-eval's names, whose `race` is RACE-h
     "paper": (
         *("hellaswag", "lambada_openai", "triviaqa", "webqs", "winogrande", "piqa", "arc_challenge", "arc_easy"),
         *("anli_r1", "anli_r2", "anli_r3", "openbookqa", "race", "boolq", "copa", "rte", "wsc", "multirc", "record"),
