@@ -16,6 +16,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.read.example_rows import label_as_number, read_examples
+from tokendrop.data.read.inspection import find_sample
 from tokendrop.data.read.row_reader import Rows
 from tokendrop.errors import UserError
 
@@ -77,6 +78,13 @@ def test_rows_are_what_hugging_faces_tokenizer_makes_of_the_examples(tmp_path: P
     assert np.array_equal(found.token_types_BCS[:, 0], expected["token_type_ids"])
     assert np.array_equal(found.attention_mask_BCS[:, 0], expected["attention_mask"])
     assert [LABELS[label] for label in found.labels_B] == [one["label"] for one in EXAMPLES]
+
+
+def test_a_look_at_a_sample_shows_its_texts(tmp_path: Path) -> None:
+    folder = prepare(job(tmp_path, write(tmp_path / "examples.jsonl", EXAMPLES)))
+    sample = find_sample(folder, 3, "train")
+    assert sample.text == f"[CLS] {EXAMPLES[3]['first']} [SEP] {EXAMPLES[3]['second']} [SEP]"
+    assert sample.documents[0].record == 4
 
 
 def test_a_table_without_a_header_has_numbers_for_columns(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
+from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.watch import prepare_line
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.initial import check_sizes, find_initial
@@ -18,12 +19,13 @@ def as_begun(config: ExperimentConfig, run: Path) -> ExperimentConfig:
     model, data = config.model, config.data
     if model.init_from is not None:
         model, data = replace(model, init_from=begun.model.init_from), replace(data, tokenizer=begun.data.tokenizer)
-    return replace(config, model=model, data=replace(data, epoch_samples=begun.data.epoch_samples))
+    samples = begun.data.epoch_samples or data.epoch_samples
+    return replace(config, model=model, data=replace(data, epoch_samples=samples))
 
 
 def with_epochs(config: ExperimentConfig) -> ExperimentConfig:
     """A job whose length is in epochs, with the number of samples of one: its whole corpus is prepared first."""
-    with prepare_line() as progress:
+    with HeadWatch(), prepare_line() as progress:
         manifest = read_manifest(prepare(config, progress=progress))
     return replace(config, data=replace(config.data, epoch_samples=sum(manifest.committed("train").rows)))
 

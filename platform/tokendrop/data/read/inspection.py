@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
+from tokendrop.data.read.example_rows import read_examples
 from tokendrop.data.read.order import ROW_BITS, rows_of
 from tokendrop.data.read.row_reader import Rows
 from tokendrop.data.shards.files import check_files, read_documents
@@ -77,6 +78,9 @@ def find_sample(folder: Path, sample: int, split: Split) -> Sample:
     tokens = rows.read(ids)[0].tolist()
     if header.kind == "sentence_pairs":  # see pair_rows.py
         tokens = tokens[1 : 1 + tokens[0]]
+    elif header.kind == "examples":
+        found = read_examples(np.array([tokens]), header.sequence_length)
+        tokens = found.input_ids_BCS[found.attention_mask_BCS].tolist()
     documents = tuple(_part(found, header.files) for found in read_documents(folder, shard, inside))
     return Sample(
         sample=sample,
