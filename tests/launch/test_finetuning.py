@@ -114,3 +114,12 @@ def test_an_evaluation_gives_perplexities_per_token_and_per_word_of_both_splits(
         assert found["perplexity"] == pytest.approx(np.exp(found[key]))
         assert 1 < tokens_per_word < 5
     assert result["validation"]["val_loss"] != result["test"]["test_loss"]
+
+
+def test_jobs_in_epochs_are_compared(folder: Path, capsys) -> None:
+    jobs = [str(write_job(folder, name)) for name in ("first", "second")]
+    changes = ["train.length=0.2 epochs", "drop.schedule={kind: constant, kept: 8}", "run=null", "evaluate.every=100%"]
+    main(["compare", *jobs, *(part for one in changes for part in ("--set", one)), "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["not_timed"] is None
+    assert len(result["step_time_over_first"]) == len(result["runs"]) == 2

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokendrop.cli.arguments import job_file
@@ -31,13 +32,20 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     configs = [job_to_train(job, options.set) for job in options.jobs]
     results = [trained(config) for config in configs]
-    step_times, reason = step_times_of(configs)
+    step_times, reason = step_times_of([_as_trained(*one) for one in zip(configs, results, strict=True)])
     names = [config.name for config in configs]
     text = comparison_text(results, names, step_times=step_times, not_timed=reason)
     return Outcome(
         {"runs": results, "step_time_over_first": step_times, "not_timed": reason},
         f"\n{text}\n{where_to_look(results, configs[0])}",
     )
+
+
+def _as_trained(config: ExperimentConfig, result: Mapping[str, Any]) -> ExperimentConfig:
+    """The job with what its run has found, where it could not be planned before."""
+    from tokendrop.launch.initial import as_begun
+
+    return as_begun(config, Path(result["run"])) if config.waits_for_epochs else config
 
 
 def step_times_of(configs: Sequence[ExperimentConfig]) -> tuple[list[dict[str, Any]] | None, str | None]:
