@@ -45,7 +45,12 @@ def print_json(result: Mapping[str, Any], *, is_corpus: bool = False) -> None:
     Args:
         is_corpus: whether it holds text of a corpus, which is shown as it is.
     """
-    print(json.dumps(_finite(result if is_corpus else redact_all(result)), indent=1), file=results())
+    print(json_text(result if is_corpus else redact_all(result)), file=results())
+
+
+def json_text(value: Any) -> str:
+    """JSON; null for a number that is not finite, which JSON can't say."""
+    return json.dumps(_finite(value), indent=1)
 
 
 def _finite(value: Any) -> Any:

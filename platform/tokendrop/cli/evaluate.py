@@ -1,7 +1,6 @@
 """`tokendrop evaluate`: held-out loss and lm-eval tasks, with no token dropped."""
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from tokendrop.cli.arguments import path, whole
 from tokendrop.cli.command import Command, Outcome
 from tokendrop.config.files import unusable_path
 from tokendrop.errors import UserError
-from tokendrop.output import table
+from tokendrop.output import json_text, table
+from tokendrop.secrets import redact_all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> Outcome:
     )
     result = evaluate_run(options.path, evaluation)
     if options.output is not None:
-        options.output.write_text(json.dumps(result, indent=2) + "\n")
+        options.output.write_text(json_text(redact_all(result)) + "\n")
     return Outcome(result, evaluation_text(result))
 
 
@@ -64,7 +64,7 @@ def check_writable(output: Path | None) -> None:
         return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.touch()
+        output.open("a").close()
     except OSError as error:
         raise UserError(f"--output: {output}: can't be written ({error.strerror})") from None
 

@@ -17,8 +17,8 @@ from tokendrop.evaluate.held_out import held_out_figures
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.evaluate.suites import summary
 from tokendrop.evaluate.tasks import Evaluation
-from tokendrop.output import log
-from tokendrop.secrets import redact
+from tokendrop.output import json_text, log
+from tokendrop.secrets import redact, redact_all
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.checkpoint_index import read_meta
@@ -77,7 +77,7 @@ def keep(run: Path, result: Mapping[str, Any], samples: Samples) -> Path:
     folder = next(one for n in count(1) if not (one := root / (stem if n == 1 else f"{stem}-{n}")).exists())
     try:
         with atomic_folder(folder) as partial:
-            (partial / RESULT).write_text(json.dumps(result, indent=2))
+            (partial / RESULT).write_text(json_text(redact_all(result)) + "\n")
             for task, lines in samples.items():
                 text = "".join(json.dumps(line, default=handle_non_serializable) + "\n" for line in lines)
                 (partial / f"samples_{task}.jsonl").write_text(text)
