@@ -53,6 +53,9 @@ def write_corpus(path: Path, texts: Sequence[str], *, parts: int = 1, **spelling
         with pa.ipc.new_stream(path, table.schema) as out:
             out.write_table(table, max_chunksize=size)
         return path
+    if path.suffix == ".tsv":
+        path.write_text("text\n" + "".join(f"{text}\n" for text in texts), newline="")
+        return path
     squeeze = {".zst": zstandard.compress, ".gz": gzip.compress}.get(path.suffix, bytes)
     path.write_bytes(b"".join(squeeze(json_lines(chunk, **spelling)) for chunk in chunks))
     return path

@@ -124,6 +124,7 @@ def test_validation_spends_no_flops_on_gradients() -> None:
 # millions of parameters that a preset's name states; small ones with a small vocabulary, the others with GPT-2's
 STATED = {"gpt-1m": 1, "gpt-5m": 5, "gpt-10m": 10, "gpt-30m": 30} | {
     "gpt2-124m": 124,
+    "gpt2-355m": 355,
     "gpt3-125m": 125,
     "gpt3-350m": 350,
     "gpt3-760m": 760,

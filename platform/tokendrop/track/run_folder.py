@@ -149,9 +149,9 @@ def shards_of(run: Path) -> Path:
 def check_model(checkpoint: Path, config: ExperimentConfig) -> None:
     """Raises UserError unless a checkpoint is of the job's model: what it computes, not where its sizes come from."""
     saved, wanted = read_meta(checkpoint).get("model"), asdict(config.model)
-    for key in wanted.keys() - {"preset", "init_from"}:
+    for key in wanted:
         was = saved.get(key) if isinstance(saved, dict) else None
-        if was != wanted[key]:
+        if key not in ("preset", "init_from") and was != wanted[key]:
             raise UserError(
                 f"{checkpoint}: a checkpoint of another model: model.{key} is {was} there and {wanted[key]} in this job"
             )

@@ -95,7 +95,7 @@ def check_columns(file: SourceFile, names: Sequence[str], columns: Sequence[str]
     key = "data.text_key" if len(columns) == 1 else "of task"
     for column in columns:
         if column not in names:
-            raise UserError(f"{file.name}: no column '{column}' ({key}), it has {', '.join(names)}")
+            raise UserError(f"{file.name}: no column '{column}' ({key}), it has {', '.join(names)[:200]}")
 
 
 def _column(table: pa.Table | pa.RecordBatch, key: str) -> Any:
