@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,3 +162,13 @@ def test_a_small_limit_reads_all_lines_in_turns(tmp_path: Path) -> None:
         found += lines
     assert found == MetricsTail(tmp_path).read(limit=-1)
     assert len(found) == STEPS_IN_ALL + 1
+
+
+def test_runs_from_before_a_task_had_figures_are_read(tmp_path: Path) -> None:
+    run_attempt(tmp_path, start=0, world_size=1)
+    before = read_steps(tmp_path)
+    for part in (tmp_path / STEPS).rglob("*.parquet"):
+        pq.write_table(
+            pq.read_table(part, partitioning=None).drop_columns("val_figures"), part, write_page_checksum=True
+        )
+    assert read_steps(tmp_path) == [{**row, "val_figures": None} for row in before]
