@@ -1,17 +1,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
-# tests attach to its models; without torchvision, which it asks for and they don't need: where that is of another
-# build than torch, transformers can't be imported
-TIMM := timm==1.0.31
 
 .PHONY: install quickstart ui test test-with-ray test-without-ray test-long test-oldest chaos goldens lint types clean
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml Makefile .ci/newest.txt .ci/pins.txt
+.venv/installed: pyproject.toml Makefile .ci/newest.txt .ci/pins.txt .ci/repair_torchvision.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/newest.txt --editable '.[bench,eval,dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(TIMM)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/newest.txt --editable '.[bench,eval,report,vision,dev]'
+	$(BIN)/python .ci/repair_torchvision.py
 	touch $@
 
 quickstart: install

@@ -64,9 +64,10 @@ def open_writer(
     sequence_length: int = 4,
     tokenizer: str = "{}",
     vocab_size: int = 2**16,
+    splits: Sequence[str] | None = None,
     **data: object,
 ) -> ShardWriter:
-    """A writer that goes on with a folder, or begins it."""
+    """A writer that goes on with a folder, or begins it; `splits` are those of whole files."""
     folder.mkdir(parents=True, exist_ok=True)
     sources = [source for source, _ in files]
     if not (folder / MANIFEST).exists():
@@ -81,7 +82,7 @@ def open_writer(
             sources=tuple(dict.fromkeys(sources)),
             files=tuple(f"file-{number}" for number in range(len(files))),
         ).write(folder)
-    return ShardWriter(folder, data_config(**data), file_sources=sources)
+    return ShardWriter(folder, data_config(**data), file_sources=sources, file_splits=splits)
 
 
 def write_folder(folder: Path, files: Files, *, block: int = 7, **given: object) -> Manifest:

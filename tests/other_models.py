@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from timm_alone import import_timm
-
 LAYERS, BATCH, LENGTH, VOCAB = 4, 3, 12, 40
 PIXELS = 24
 EXACT = 1e-12  # float64; the order of additions may differ
@@ -77,7 +75,7 @@ def image(kind: str, settings: dict[str, Any], *, prefix: int = 1, has_rope: boo
     """A vision transformer of timm."""
 
     def build(attention: str) -> nn.Module:
-        model = getattr(import_timm().models, kind)(**IMAGE, **settings)
+        model = getattr(pytest.importorskip("timm").models, kind)(**IMAGE, **settings)
         for block in model.blocks:
             block.attn.fused_attn = attention == "sdpa"
         return model

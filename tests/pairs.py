@@ -14,7 +14,7 @@ from tokendrop.data.prepare.pack import Documents, Packer
 from tokendrop.data.prepare.pair_rows import PairPacker
 from tokendrop.data.prepare.sentences import split_sentences
 from tokendrop.data.read.pair_runs import pair_row_length
-from tokendrop.data.shards.format import FORMAT, TOKENIZER, Header, Shard, append_shard, write_shard
+from tokendrop.data.shards.format import FORMAT, SPLITS, TOKENIZER, Header, Shard, append_shard, write_shard
 from tokendrop.data.tokenizer import PAIR_TOKENS, load_tokenizer, vocab_size
 
 LENGTH = 32
@@ -93,13 +93,18 @@ def write_shards(
     shards: int = 4,
     complete: bool = True,
 ) -> None:
-    """What a packer holds, as training rows and the same again as validation rows, with their manifest."""
+    """What a packer holds, as training rows and the same again as validation rows, with their manifest.
+
+    Rows of images say which of the two they are.
+    """
     size = packer.rows_ready() // shards
     for number in range(shards):
         packed = packer.take(size)
         for split in ("train", "validation"):
+            if kind == "images":
+                packed.rows_NT[:, 0] = SPLITS.index(split)
             path = folder / f"corpus-{split}-{number:05}.arrow"
-            length, digest = write_shard(path, packed.rows_NT, packed.documents)
+            length, digest = write_shard(path, packed.rows_NT, packed.documents, packed.contents)
             append_shard(
                 folder,
                 Shard(

@@ -75,6 +75,11 @@ def log(text: str) -> None:
     print(redact(text), file=sys.stderr, flush=True)
 
 
+def is_terminal() -> bool:
+    """Whether standard error is a terminal on which lines can be written over."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class StatusLine:
     """How far long work has come, on standard error: a bar that moves on a terminal, a line now and then elsewhere."""
 
@@ -83,7 +88,7 @@ class StatusLine:
         Args:
             at_once: whether the first state is shown; else only work that takes a while is spoken of.
         """
-        self._terminal = _TERMINAL if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
+        self._terminal = _TERMINAL if is_terminal() else None
         self._every_s = 0.1 if self._terminal else 10.0
         self._due = 0.0 if at_once else time.monotonic() + self._every_s
         self._is_ended = False

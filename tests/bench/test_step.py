@@ -40,6 +40,11 @@ def test_a_bert_is_timed_beside_hugging_faces(capsys):
     check_figures(json.loads(capsys.readouterr().out), "hugging_face_bert")
 
 
+def test_a_vit_is_timed_beside_timms(capsys):
+    main(["bench", "step", "--preset", "vit-ti16", "--micro-batch", "1", "--rounds", "2", "--json"])
+    check_figures(json.loads(capsys.readouterr().out), "timm_vit")
+
+
 def check_figures(result: dict[str, Any], plain: str) -> None:
     kinds = ("step_ms_at", "time_ratio_at", "flops_ratio_at")
     per_length = {f"{kind}_{length}" for kind in kinds for length in LENGTHS}

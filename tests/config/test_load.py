@@ -19,7 +19,7 @@ from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.scaling import Estimate, estimate
 
 JOBS = Path(__file__).parents[2] / "jobs"
-EVERY_JOB = sorted(JOBS.rglob("*.yaml"))
+EVERY_JOB = sorted({*JOBS.rglob("*.yaml")} - {*(JOBS / "sweeps").iterdir()})
 QUICKSTART = JOBS / "pretrain" / "quickstart.yaml"
 
 

@@ -64,7 +64,7 @@ MISTAKES = {
     "train.length=1e999 steps": "train.length: want a duration",
     "train.length=1e30 steps": "train.length: a duration can't exceed 1e+18 steps",
     # unknown kinds, presets and choices
-    "model.kind=gtp": "model.kind: want one of gpt, bert, got 'gtp'; did you mean 'gpt'?",
+    "model.kind=gtp": "model.kind: want one of gpt, bert, vit, got 'gtp'; did you mean 'gpt'?",
     "model.kind=[gpt]": "model.kind: want one of gpt, bert",
     "drop.schedule.kind=linaer": "drop.schedule.kind: want one of mslg, linear",
     "model.preset=gpt-5": "model.preset: want one of gpt-1m",
@@ -185,6 +185,23 @@ def test_sets_are_chosen_in_each_source(job: Path) -> None:
 @pytest.mark.parametrize("override", MISTAKES)
 def test_a_mistake_is_named_by_file_and_key(override: str, job: Path) -> None:
     assert message(job, override).startswith(f"{job}: {MISTAKES[override]}")
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("train.warmup=5 epochs", "train.warmup: the warm-up of "),
+        ("train.global_batch=17", "train.global_batch: global batch 17 must be a multiple of micro batch 8 x 1 work"),
+        ("data={corpus: [], sources: [{name: a, corpus: [x], weight: 1}]}", "data.sources: want durations in steps,"),
+    ],
+)
+def test_what_no_length_of_an_epoch_makes_right_is_refused_before_one_is_counted(override, says, job: Path) -> None:
+    assert message(job, "train.length=3 epochs", override).startswith(f"{job}: {says}")
+
+
+@pytest.mark.parametrize("override", ["train.warmup=5000 steps", "train.warmup=1e9 tokens", "train.cooldown=1 epochs"])
+def test_what_some_length_of_an_epoch_makes_right_waits_for_the_count(override: str, job: Path) -> None:
+    assert load_job(job, ["train.length=3 epochs", override]).waits_for_epochs
 
 
 @pytest.mark.parametrize(

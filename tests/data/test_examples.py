@@ -1,7 +1,10 @@
 """Labelled examples: the same rows from every format, as Hugging Face would make them; what is wrong is told."""
 
 import json
+import shutil
 from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +60,11 @@ def write(path: Path, examples: Sequence[dict[str, object]]) -> Path:
 def job(folder: Path, corpus: Path, *, task: dict[str, object] | None = None, **data: object) -> ExperimentConfig:
     task = {"texts": ["first", "second"], "labels": LABELS} if task is None else task
     model = {"kind": "bert", "sequence_length": S, "vocab_size": 512}
-    data = {"tokenizer": str(write_vocabulary(folder)), "validation_corpus": [str(corpus)], **data}
+    held_out = folder / "held_out"
+    held_out.mkdir(exist_ok=True)
+    if corpus.exists():
+        shutil.copy(corpus, held_out)
+    data = {"tokenizer": str(write_vocabulary(folder)), "validation_corpus": [str(held_out / corpus.name)], **data}
     kind = {"kind": "text_classification", **task}
     return load_job(tiny_job(folder, [corpus], model=model, data=data, task=kind))
 
@@ -138,6 +145,13 @@ def test_an_example_that_is_none_is_named_by_its_line(tmp_path: Path, case: str)
     with pytest.raises(UserError, match=rf"wrong\.jsonl:21: {said}"):
         prepare(job(tmp_path, corpus, task=task))
     assert len(rows_of(job(tmp_path, corpus, task=task, max_rejected=0.1))) == 20
+
+
+@pytest.mark.parametrize("wrong", [Decimal("1.5"), date(2020, 1, 1), [b"\xff"]])
+def test_a_value_of_a_table_that_is_no_text_and_no_number_is_rejected(tmp_path: Path, wrong: object) -> None:
+    examples = [{"first": "a", "second": wrong, "label": "good"}] * 5
+    with pytest.raises(UserError, match=r"wrong\.parquet:1: want text and numbers in first, second, label \("):
+        prepare(job(tmp_path, write(tmp_path / "wrong.parquet", examples)))
 
 
 def test_wrong_tables_and_jobs_are_told(tmp_path: Path) -> None:

@@ -86,11 +86,35 @@ def test_held_out_files_that_are_not_there_or_too_short_are_named(tmp_path: Path
     (tmp_path / "short.txt").write_text("a")
     with pytest.raises(UserError, match=r"^data\.validation_corpus: its documents make no row of 17 tokens"):
         prepare(job(tmp_path, validation_corpus=[str(tmp_path / "short.txt")]))
+    with pytest.raises(UserError, match=r"^data\.test_corpus: its documents make no row of 17 tokens"):
+        prepare(job(tmp_path, test_corpus=[str(tmp_path / "short.txt")]))
     sources = [{"name": "a", "corpus": ["a.txt"], "weight": 1}]
     with pytest.raises(UserError, match=r"data\.validation_corpus: it goes with corpus, not with sources"):
         job(tmp_path, validation_corpus=["b.txt"], sources=sources, corpus=[])
 
 
+def test_training_starts_before_all_that_is_trained_on_is_prepared(tmp_path: Path) -> None:
+    """Held-out files are read first, however long the others are."""
+    config = job(tmp_path, validation_corpus=[str(tmp_path / "b.txt")], test_corpus=[str(tmp_path / "c.txt")])
+    assert [Path(file.name).name for file in find_corpus(config).files] == ["b.txt", "c.txt", "a.txt"]
+
+
+def test_a_file_is_not_both_held_out_and_trained_on(tmp_path: Path) -> None:
+    twice = [str(tmp_path / "[ab].txt")]
+    with pytest.raises(UserError, match=r"^data\.validation_corpus: .*/a\.txt is in another part of the corpus too"):
+        find_corpus(job(tmp_path, validation_corpus=twice))
+    with pytest.raises(UserError, match=r"^data\.validation_corpus: .*/b\.txt is in another part of the corpus too"):
+        find_corpus(job(tmp_path, validation_corpus=[str(tmp_path / "b.txt")], test_corpus=[str(tmp_path / "b.txt")]))
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"^data\.validation_corpus: .*/link\.txt is in another part of the corpus too"):
+        find_corpus(job(tmp_path, validation_corpus=[str(tmp_path / "link.txt")]))
+    with pytest.raises(UserError, match=r"data\.test_share: it goes without validation_corpus"):
+        job(tmp_path, validation_corpus=twice, test_share=0.1)
+
+
 def test_other_numbers_of_samples_than_the_job_says_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^data\.epoch_samples: this corpus makes \d+ training samples, .* 7$"):
+    with pytest.raises(
+        UserError,
+        match=r"^data\.epoch_samples: this corpus makes (\d+) training .* says 7; want data\.epoch_samples=\1$",
+    ):
         prepare(job(tmp_path, epoch_samples=7))

@@ -1,6 +1,7 @@
 """Shards: the same bytes whatever the blocks, and whoever dies when."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -64,6 +65,39 @@ def test_an_attempt_that_goes_on_writes_what_the_first_would_have(files, rows, b
                 writer.add(done)
         write_folder(killed, files, block=block, rows_per_shard=rows)
         assert bytes_of(killed) == bytes_of(whole)
+
+
+@FEWER
+@given(
+    files=st.lists(st.lists(DOCUMENTS, min_size=1, max_size=15), min_size=3, max_size=5),
+    rows=st.integers(2, 20),
+    kills=st.lists(st.integers(0, 40), max_size=3),
+)
+def test_files_that_are_held_out_whole_go_on_by_themselves(files, rows, kills):
+    splits = ["validation", "test", *["train"] * (len(files) - 2)]
+    corpus = [
+        ("a", [replace(one, split=split) for one in documents]) for documents, split in zip(files, splits, strict=True)
+    ]
+    given = {"rows_per_shard": rows, "splits": splits}
+    with tempfile.TemporaryDirectory() as name:
+        whole, killed = Path(name) / "whole", Path(name) / "killed"
+        write_folder(whole, corpus, block=3, **given)
+        for kill in kills:
+            writer = open_writer(killed, corpus, **given)
+            for done in blocks(corpus, writer)[:kill]:
+                writer.add(done)
+        assert write_folder(killed, corpus, **given).header.documents == sum(map(len, files))
+        assert bytes_of(killed) == bytes_of(whole)
+
+
+def test_what_is_trained_on_is_not_read_again_for_held_out_rows_that_are_not_committed(tmp_path):
+    corpus = [("a", [Document([0] * 5, split="validation")]), ("a", [Document([0] * 5)] * 40)]
+    for _ in range(2):
+        writer = open_writer(tmp_path, corpus, rows_per_shard=32, splits=["validation", "train"])
+        left = dict(writer.todo())
+        for one in blocks(corpus, writer):
+            writer.add(one)
+    assert left == {0: 0, 1: 32}
 
 
 def test_rejected_records_come_in_the_order_of_the_corpus_whichever_source_an_attempt_begins_anew(tmp_path):

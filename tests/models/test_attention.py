@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tokendrop.models.attention import attention_by_products, causal_attention, masked_attention, takes_products
+from tokendrop.models.attention import (
+    attention_by_products,
+    causal_attention,
+    full_attention,
+    masked_attention,
+    takes_products,
+)
 
 EXACT = 1e-12  # float64
 BF16 = 1e-2
@@ -50,6 +56,14 @@ def test_with_padding_too(parts, seed: int) -> None:
     for out in (masked_attention(*parts, real_B11S), attention_by_products(*parts, bias)):
         with sdpa_kernel(SDPBackend.MATH):
             expected = F.scaled_dot_product_attention(*parts, attn_mask=real_B11S.expand(-1, number, tokens, -1))
+        check_same(out, expected, parts)
+
+
+@given(parts=heads())
+def test_every_token_sees_all_of_them(parts: tuple[Tensor, ...]) -> None:
+    for out in (full_attention(*parts), attention_by_products(*parts, parts[0].new_zeros(1, 1))):
+        with sdpa_kernel(SDPBackend.MATH):
+            expected = F.scaled_dot_product_attention(*parts)
         check_same(out, expected, parts)
 
 

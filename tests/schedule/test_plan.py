@@ -158,6 +158,9 @@ def test_a_run_of_no_steps_is_refused() -> None:
         ("gpt3_350m_ltd", 30.3, 1),
         ("gpt3_1.3b_ltd", 30.3, 1),
         ("gpt3_350m_baseline", 0, 12),
+        ("vit_imagenet_ltd", 22.3, 1),
+        ("vit_cifar10_ltd", 30.9, 1),
+        ("vit_cifar100_ltd", 30.9, 1),
     ],
 )
 def test_the_papers_settings_save_what_the_paper_says(job: str, percent: float, places: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from groups import together
 from tiny import TOKENS, experiment
-from tokendrop.data.read.batches import held_out_batches
+from tokendrop.data.read.batches import HeldOutBatches
 from tokendrop.models.build import build_model
 from tokendrop.tasks.causal_lm import text_batch
 from tokendrop.train.held_out import held_out_mean
@@ -36,7 +36,7 @@ def loss_of(strategy: str, *, micro_batch: int, rows: int, world_size: int = 1, 
     engine, dropping = build_engine(experiment(train__strategy=strategy), CPU)
     assert dropping is not None
     dropping.draw(kept_length=4, step=0, sample_ids=torch.arange(rows), sequence_length=TOKENS)
-    share = held_out_batches(text_batch, *held_out(rows), micro_batch=micro_batch, world_size=world_size, rank=rank)
+    share = HeldOutBatches(text_batch, *held_out(rows), micro_batch=micro_batch, world_size=world_size, rank=rank)
     return held_out_mean(engine, share)[0]
 
 

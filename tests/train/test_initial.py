@@ -1,5 +1,6 @@
 """A job begins with the weights of another model: Hugging Face's, exactly, or those of a checkpoint of ours."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from transformers import (
 
 from tiny import TOKENS, assert_same, experiment, token_rows
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.errors import UserError
+from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 from tokendrop.train.initial import begin_with, check_sizes, find_initial
@@ -54,7 +55,9 @@ def bert_job(init_from: object, **changes: object) -> ExperimentConfig:
 
 
 def model_of(config: ExperimentConfig) -> Any:
-    return build_engine(config, CPU)[0].model.eval()
+    return build_engine(config, CPU, initial=find_initial(config.model.init_from or "", config.model.kind))[
+        0
+    ].model.eval()
 
 
 @pytest.mark.parametrize("shorter", [0, 5])
@@ -95,13 +98,13 @@ def test_a_job_begins_with_a_run_or_a_checkpoint_of_ours(tmp_path: Path) -> None
     for place in (tmp_path, committed(tmp_path / CHECKPOINTS)[0]):
         config = gpt_job(place, seed=2, model__preset=None)
         assert_same(dict(model_of(config).named_parameters()), weights)
-        engine, _ = build_engine(config, CPU, begins=False)
+        engine, _ = build_engine(config, CPU)
         assert not torch.equal(engine.model.tokens.weight, weights["tokens.weight"])
 
 
 def refused(config: ExperimentConfig) -> str:
     with pytest.raises(UserError) as error:
-        check_sizes(config.model, find_initial(config.model.init_from or ""))
+        check_sizes(config.model, find_initial(config.model.init_from or "", config.model.kind))
     return str(error.value)
 
 
@@ -132,13 +135,61 @@ def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "want a run folder with a committed checkpoint" in refused(gpt_job(tmp_path))
 
 
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_folder_whose_weights_are_not_whole_is_refused(tmp_path: Path, damage: str) -> None:
+    saved(GPT2LMHeadModel(GPT2Config(**GPT2)), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000]) if damage == "cut" else weights.unlink()
+    with pytest.raises(UserError, match=rf"^model\.init_from: {tmp_path}: want the weights of a model, whole \("):
+        model_of(gpt_job(tmp_path))
+
+
+def test_parameters_that_a_family_does_not_know_are_missing(tmp_path: Path) -> None:
+    saved(GPT2LMHeadModel(GPT2Config(**GPT2)), tmp_path / "gpt2")
+    saved(BertForPreTraining(BertConfig(**BERT)), tmp_path / "bert")
+    for name in ("gpt2", "bert"):
+        names = ["extra.weight", "blocks.0.extra.weight", "blocks.0.scale", "tokens.weight"]
+        weights = find_initial(str(tmp_path / name), "gpt").weights(names)
+        assert [*weights] == ["tokens.weight"]
+
+
+def test_an_architecture_that_is_unknown_here_is_read_by_its_type(tmp_path: Path) -> None:
+    theirs = saved(GPT2LMHeadModel(GPT2Config(**GPT2)), tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "architectures": ["MyForSequenceClassification"]}))
+    found = find_initial(str(tmp_path), "bert").weights(["tokens.weight"])
+    assert torch.equal(found["tokens.weight"], theirs.transformer.wte.weight)
+
+
+def test_a_vocabulary_of_a_model_that_tells_cases_apart_is_no_tokenizer(tmp_path: Path) -> None:
+    saved(BertModel(BertConfig(**BERT)), tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n")
+    for settings, expected in (({}, str(tmp_path / "vocab.txt")), ({"do_lower_case": False}, None)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        assert find_initial(str(tmp_path), "bert").tokenizer == expected
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"^model\.init_from: .*/tokenizer_config\.json: want a JSON object"):
+        _ = find_initial(str(tmp_path), "bert").tokenizer
+
+
+def test_a_checkpoint_is_checked_as_it_is_read(tmp_path: Path) -> None:
+    trained(experiment(), tmp_path)
+    (checkpoint,) = committed(tmp_path / CHECKPOINTS)
+    largest = max(checkpoint.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[::50] = bytes(len(content[::50]))
+    largest.write_bytes(content)
+    with pytest.raises(DamagedDataError):
+        model_of(gpt_job(checkpoint))
+
+
 def test_a_head_that_is_missing_is_named_unless_it_may_be_new(tmp_path: Path) -> None:
     theirs = saved(BertModel(BertConfig(**BERT)), tmp_path)
     config = bert_job(tmp_path)
     model = config.task.build(config).build_model(seed=3).double()
     with pytest.raises(UserError, match=r"model\.init_from: .* has no bias_V; want a model with the same heads"):
-        begin_with(model, find_initial(str(tmp_path)), may_be_new=())
+        begin_with(model, find_initial(str(tmp_path), "bert"), may_be_new=())
     head = model.transform.weight.clone()
-    begin_with(model, find_initial(str(tmp_path)), may_be_new=("bias_V", "transform", "sentence."))
+    begin_with(model, find_initial(str(tmp_path), "bert"), may_be_new=("bias_V", "transform", "sentence."))
     assert torch.equal(model.transform.weight, head)
     assert torch.equal(model.pooler.weight, theirs.pooler.dense.weight)

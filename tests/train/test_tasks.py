@@ -1,4 +1,4 @@
-"""Neither workers, micro batches nor a resize show in what a BERT learns, whatever its task."""
+"""Neither workers, micro batches nor a resize show in what a BERT or a ViT learns, whatever its task."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +10,13 @@ import torch.distributed as dist
 
 from examples import TASKS, write_examples
 from groups import together
+from images import MODEL, TASK, write_images
 from pairs import LENGTH, texts, write_pairs
 from sharing import HAS_DEEPSPEED
 from tiny import assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.task import TextClassification
+from tokendrop.config.load import build
+from tokendrop.config.task import AnyTask, ImageClassification, TextClassification
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.errors import UserError
 from tokendrop.track.journal import Journal, read_ledger, read_steps
@@ -45,6 +47,12 @@ def examples_job(kind: str, **changes: object) -> ExperimentConfig:
     return job(**{"task": {"kind": "text_classification", **TASKS[kind]}, "train__peak_lr": 1e-3, **changes})
 
 
+def images_job(**changes: object) -> ExperimentConfig:
+    """The same of images."""
+    schedule = {"kind": "linear", "start": 5, "until": "80%", "increment": 4}
+    return job(**{"model": MODEL, "task": TASK, "drop__schedule": schedule, "train__peak_lr": 1e-3, **changes})
+
+
 CASES = {
     "random-LTD, NSP": job(data__pairs={"sentence_task": "nsp"}),
     "special tokens kept, SOP": job(drop__keep_special_tokens=True),
@@ -58,6 +66,9 @@ CASES = {
     "classification, shared out": examples_job("pairs", norm="pre", train__strategy="fsdp"),
     "regression": examples_job("number"),
     "choices": examples_job("choices", drop={"method": "none"}),
+    "images": images_job(),
+    "images, [CLS] kept, SGD": images_job(drop__keep_special_tokens=True, train__optimizer="sgd"),
+    "images, shared out": images_job(train__strategy="fsdp", train__activation_checkpointing=True),
 }
 if HAS_DEEPSPEED:
     CASES["ZeRO 3"] = job(train__strategy="deepspeed", train__zero_stage=3, train__precision="fp32")
@@ -97,6 +108,8 @@ def leg(data: Path, folder: Path, stop: int, micro_batch: int) -> None:
 def data_of(config: ExperimentConfig, data: Path) -> Path:
     """The folder of a job's token shards."""
     task = config.task
+    if isinstance(task, ImageClassification):
+        return data / "images"
     if not isinstance(task, TextClassification):
         return data / "sentences"
     return data / ("choices" if task.choices else "pairs" if task.labels else "number")
@@ -109,6 +122,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     write_pairs(base / "data" / "sentences", texts(60))
     for kind in TASKS:
         write_examples(base / "data" / kind, kind, 60)
+    write_images(base / "data" / "images", 60)
     ways = {"one": [(1, 6, 1)], "larger": [(1, 6, 4)], "resized": [(1, 2, 2), (2, 4, 2), (4, 6, 2)]}
     for way, legs in ways.items():
         (base / way).mkdir()
@@ -165,7 +179,7 @@ def test_figures_are_those_of_the_validation_rows_all_at_once(runs, case: str) -
         assert accuracy == pytest.approx(likely_B.double().mean().item(), rel=tolerance)
 
 
-@pytest.mark.parametrize("case", ["classification", "choices", "regression"])
+@pytest.mark.parametrize("case", ["classification", "choices", "regression", "images"])
 def test_a_classifiers_figures_are_those_of_the_validation_examples_all_at_once(runs, case: str) -> None:
     config, run = CASES[case], runs["one"] / case
     task = config.task.build(config)
@@ -178,6 +192,11 @@ def test_a_classifiers_figures_are_those_of_the_validation_examples_all_at_once(
         loss = task.loss(model, batch)
     last = read_steps(run)[-1]
     assert last["val_loss"] == pytest.approx(loss.mean.item(), rel=FLOAT64)
+    if case == "images":
+        logits = model.logits(batch.pixels_BCYX)
+        hits = (logits.argmax(1) == batch.labels_B).double().mean().item()
+        assert last["val_figures"] == {"top1": pytest.approx(hits), "top5": 1.0}  # of three classes
+        return
     judged = task.judge(held_out, last["val_loss"], loss.outputs, None)
     if case == "regression":
         assert last["val_figures"] is None or last["val_figures"] == {}
@@ -211,16 +230,32 @@ def test_special_tokens_stay_where_they_are_to_stay(tmp_path: Path) -> None:
     assert batch.special_BS.gather(1, dropping.kept(1)).sum(1).tolist() == [3] * 4
 
 
+def test_the_class_token_stays_where_it_is_to_stay(tmp_path: Path) -> None:
+    write_images(tmp_path / "data", 20)
+    config = CASES["images, [CLS] kept, SGD"]
+    _, dropping = build_engine(config, torch.device("cpu"))
+    opened = config.task.build(config).open(tmp_path / "data")
+    batch = opened.batch(*opened.samples.at(np.arange(4)), 0)
+    where = {"sample_ids": batch.sample_ids_B, "sequence_length": config.model.sequence_length}
+    dropping.draw(kept_length=4, step=0, always=batch.special_BS, **where)
+    assert (dropping.kept(1) == 0).sum(1).tolist() == [1] * 4
+
+
 def test_special_tokens_are_refused_where_there_is_no_room_for_them() -> None:
     with pytest.raises(UserError, match=r"drop\.keep_special_tokens: .*kept lengths of at least 3.*kept length of 2"):
         job(drop__keep_special_tokens=True, drop__schedule={**LTD, "start": 2})
-    with pytest.raises(UserError, match=r"drop\.keep_special_tokens: .*got a model of kind 'gpt'"):
+    with pytest.raises(UserError, match=r"drop\.keep_special_tokens: .*got a task of kind 'causal_lm'"):
         experiment(drop__keep_special_tokens=True)
 
 
-@pytest.mark.parametrize(("kind", "model"), [("masked_lm", "gpt"), ("causal_lm", "bert")])
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [("masked_lm", "gpt"), ("causal_lm", "bert"), ("causal_lm", "vit"), ("image_classification", "gpt")],
+)
 def test_a_task_wants_its_own_kind_of_model(kind: str, model: str) -> None:
-    config = replace(job() if model == "bert" else experiment(), task=experiment(task={"kind": kind}).task)
-    fitting = {"gpt": "causal_lm", "bert": "masked_lm or text_classification"}[model]
+    own = {"gpt": experiment, "bert": job, "vit": images_job}[model]()
+    task = build(AnyTask, {"kind": kind}, "task")
+    config = replace(own, task=task, data=replace(own.data, tokenizer=None))
+    fitting = {"gpt": "causal_lm", "bert": "masked_lm or text_classification", "vit": "image_classification"}[model]
     with pytest.raises(UserError, match=rf"^task\.kind: '{kind}' trains a model of .*, not '{model}'; want {fitting}$"):
         config.task.build(config)

@@ -162,8 +162,12 @@ class _Trials:
         self.log(f"run      {name}")
         started = time.perf_counter()
         trials = [self._begin(cluster, "train", f"{name} {seed}", f"seed={seed}", *more) for seed in (1, 2)]
-        for trial in trials:
-            _finish(trial)
+        try:
+            for trial in trials:
+                _finish(trial)
+        finally:  # where one fails, the other one is not waited for
+            for trial in trials:
+                trial.terminate()
         return time.perf_counter() - started
 
     def _begin(self, cluster: LocalCluster, what: str, name: str, *more: str) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""Plain models for comparison: a GPT-2 as one writes it without this project, and Hugging Face's own BERT."""
+"""Plain models for comparison: a GPT-2 as one writes it without this project, Hugging Face's BERT, timm's ViT."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokendrop.config.model import TransformerConfig
+from tokendrop.config.model import LanguageModelConfig, ModelConfig, VitConfig
 
 
 class Plain(NamedTuple):
@@ -20,8 +20,14 @@ class Plain(NamedTuple):
     """Of the model and one of our batches."""
 
 
-def plain_model(config: TransformerConfig, ours: nn.Module) -> Plain | None:
+def plain_model(config: ModelConfig, ours: nn.Module) -> Plain | None:
     """The plain model of our model's sizes; None where its library is not installed."""
+    if isinstance(config, VitConfig):
+        if find_spec("timm") is None:
+            return None
+        from tokendrop.models.pretrained_vit import as_timm
+
+        return Plain("timm_vit", as_timm(ours).train(), _loss_of_vit)  # pyright: ignore[reportArgumentType]
     if config.causal:
         return Plain("plain_gpt2", PlainGpt(config), lambda model, batch: model(batch.input_ids_BS, batch.labels_BS))
     if find_spec("transformers") is None:
@@ -29,6 +35,10 @@ def plain_model(config: TransformerConfig, ours: nn.Module) -> Plain | None:
     from tokendrop.models.pretrained_bert import as_bert
 
     return Plain("hugging_face_bert", as_bert(ours, pad=0).train(), _loss_of_bert)  # pyright: ignore[reportArgumentType]
+
+
+def _loss_of_vit(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch.pixels_BCYX), batch.labels_B)
 
 
 def _loss_of_bert(model: nn.Module, batch: Any) -> Tensor:
@@ -65,7 +75,7 @@ class PlainBlock(nn.Module):
 class PlainGpt(nn.Module):
     """Token and position embeddings, blocks, a tied head, all logits at once."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
         self.wte = nn.Embedding(config.vocab_size, config.width)
         self.wpe = nn.Embedding(config.sequence_length, config.width)

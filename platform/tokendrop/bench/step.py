@@ -11,7 +11,7 @@ from tokendrop.bench.figures import bench_result, figure, interleave, ratios
 from tokendrop.bench.reference import Plain, plain_model
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
-from tokendrop.config.model import PRESETS, TransformerConfig
+from tokendrop.config.model import PRESETS, ModelConfig
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
@@ -21,7 +21,11 @@ from tokendrop.train.worker import build_engine
 
 _CPU_MODEL = {"layers": 8, "width": 256, "heads": 4, "sequence_length": 512, "vocab_size": 4096}
 _GPU_PRESET = "gpt3-350m"
-_VOCABULARIES = {"gpt": 50304, "bert": 30592}  # multiples of 64
+_MODELS = {  # of each kind, its task and what its presets leave open; vocabularies are multiples of 64
+    "gpt": ("causal_lm", {"vocab_size": 50304}),
+    "bert": ("masked_lm", {"vocab_size": 30592}),
+    "vit": ("image_classification", {"classes": 1000}),
+}
 _SHARES = (16, 8, 4, 2, 1)
 
 
@@ -44,7 +48,8 @@ def bench_step(
         (optimizer,) = build_optimizers(plain.model.to(device), job.train)
         cases[plain.name] = partial(_plain_step, plain, optimizer, batch, dtype)
     else:
-        log("peer     transformers is not installed, and left out; pip install 'tokendrop[eval]'")
+        library, extra = ("timm", "vision") if config.kind == "vit" else ("transformers", "eval")
+        log(f"peer     {library} is not installed, and left out; pip install 'tokendrop[{extra}]'")
     for warm_up in cases.values():
         warm_up()
         warm_up()
@@ -60,9 +65,7 @@ def bench_step(
     return bench_result("step", figures, command + (" --compile" if compiled else ""))
 
 
-def _figures(
-    seconds: Mapping[str, list[float]], config: TransformerConfig, lengths: Mapping[str, int]
-) -> dict[str, Any]:
+def _figures(seconds: Mapping[str, list[float]], config: ModelConfig, lengths: Mapping[str, int]) -> dict[str, Any]:
     """Step times and their ratios to the full length, beside those of the FLOPs."""
     full, dropped = seconds["1/1"], config.layers - 2
     flops = {name: config.shape.flops(kept=kept, dropped_layers=dropped) for name, kept in lengths.items()}
@@ -132,11 +135,12 @@ def _job(
 ) -> ExperimentConfig:
     is_small = preset is None and device.type == "cpu"
     kind = PRESETS[preset or _GPU_PRESET]
-    model = _CPU_MODEL if is_small else {"preset": preset or _GPU_PRESET, "vocab_size": _VOCABULARIES[kind]}
+    task, rest = _MODELS[kind]
+    model = _CPU_MODEL if is_small else {"preset": preset or _GPU_PRESET, **rest}
     batch = {"global_batch": micro_batch, "micro_batch": micro_batch}
     tree = {
         "name": "bench-step",
-        "task": {"kind": "masked_lm" if kind == "bert" else "causal_lm"},
+        "task": {"kind": task},
         "model": {"kind": kind, **model},
         "data": {"corpus": ["random"]},
         "train": {"length": "1 steps", **batch, "peak_lr": 1e-4, "precision": precision, "compile": compiled},

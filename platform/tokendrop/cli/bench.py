@@ -90,6 +90,17 @@ def _data(options: argparse.Namespace) -> Mapping[str, Any]:
     return bench_data(options.job, options.overrides, rounds=options.rounds, log=log)
 
 
+def _images_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_rounds(parser)
+    parser.add_argument("--images", type=whole(16), default=1024, help="small images of one turn (default 1024)")
+
+
+def _images(options: argparse.Namespace) -> Mapping[str, Any]:
+    from tokendrop.bench.images import bench_images
+
+    return bench_images(rounds=options.rounds, images=options.images, log=log)
+
+
 def _elastic_arguments(parser: argparse.ArgumentParser) -> None:
     _add_job(parser, "elastic.yaml")
     add_overrides(parser)
@@ -114,9 +125,33 @@ def _elastic(options: argparse.Namespace) -> Mapping[str, Any]:
     )
 
 
+def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_rounds(parser)
+    parser.add_argument("--task-data", type=path, required=True, metavar="DIR", help="documents as TASK/SPLIT.jsonl")
+    parser.add_argument("--tokenizer", type=path, required=True, metavar="FILE", help="a tokenizer.json")
+    presets = [name for name, kind in PRESETS.items() if kind == "gpt"]
+    parser.add_argument("--preset", choices=presets, default="gpt-30m", help="model (default gpt-30m)")
+    parser.add_argument("--tasks", metavar="A,B", help="tasks of lm-eval (default: all that have documents)")
+    parser.add_argument("--limit", type=whole(1), default=20, help="documents of each task (default 20)")
+
+
+def _evaluate(options: argparse.Namespace) -> Mapping[str, Any]:
+    from tokendrop.bench.evaluate import bench_evaluate
+
+    return bench_evaluate(
+        options.task_data,
+        options.tokenizer,
+        preset=options.preset,
+        tasks=[task.strip() for task in (options.tasks or "").split(",") if task.strip()],
+        limit=options.limit,
+        rounds=options.rounds,
+        log=log,
+    )
+
+
 GROUP = Group(
     "bench",
-    "Measure, side by side in one run: step time by kept length, the platform, the data plane, elasticity.",
+    "Measure, side by side in one run: step time by kept length, the platform, data, elasticity, evaluation.",
     (
         Command(
             "bench step",
@@ -141,12 +176,28 @@ GROUP = Group(
             extra="bench",
         ),
         Command(
+            "bench images",
+            partial(run, _images),
+            _images_arguments,
+            about="Time reading and changing images on one core, beside torchvision's own transforms.",
+            example="tokendrop bench images --rounds 5",
+            extra="vision",
+        ),
+        Command(
             "bench elastic",
             partial(run, _elastic),
             _elastic_arguments,
             about="Time changes and losses of workers, and worker-seconds against a fixed number of them.",
             example="tokendrop bench elastic --resizes 4 --picture run.svg",
             extra="bench",
+        ),
+        Command(
+            "bench evaluate",
+            partial(run, _evaluate),
+            _evaluate_arguments,
+            about="Time lm-eval's tasks through our adapter, beside lm-eval's own for Hugging Face.",
+            example="tokendrop bench evaluate --task-data eval --tokenizer tokenizer.json --rounds 3",
+            extra="eval",
         ),
     ),
 )

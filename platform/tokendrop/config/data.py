@@ -1,13 +1,15 @@
 """Where text comes from and how it becomes rows of tokens."""
 
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, floor
 from typing import Literal
 
 from tokendrop.config.files import not_a_folder
 
-DataKind = Literal["text", "sentence_pairs", "examples"]
-"""What a task reads: documents end to end, pairs of neighbouring runs of sentences, or examples with their labels."""
+DataKind = Literal["text", "sentence_pairs", "examples", "images"]
+"""What a task reads: documents end to end, pairs of neighbouring runs of sentences, or texts or images with labels."""
+
+HeldOutSplit = Literal["validation", "test"]
 
 _MOST_TOKENS = 1_000_000  # of a vocabulary that is learned here, for which room is taken beforehand
 _MOST_BYTES = 2**40  # of a document
@@ -83,7 +85,8 @@ class DataConfig:
     corpus: tuple[str, ...] = ()
     """Files, folders or globs of .jsonl, .jsonl.zst, .jsonl.gz, .parquet, .arrow, .tsv and .txt, here or in a store
     (s3://, gs://, hf://, file://); a store's credentials come from the environment. `python` is the text that comes
-    with every Python: its documentation topics and its standard library."""
+    with every Python: its documentation topics and its standard library. Images lie in .parquet, .arrow or WebDataset's
+    .tar, or in a folder with one folder for each class."""
     only: tuple[str, ...] = ()
     """Names of subsets, such as `Wikipedia (en)`; documents of others are left out. Without names, all are taken."""
     sources: tuple[SourceConfig, ...] = ()
@@ -144,6 +147,8 @@ class DataConfig:
             raise ValueError("only: with sources, say it in each of them")
         if (self.validation_corpus or self.test_corpus) and self.sources:
             raise ValueError("validation_corpus: it goes with corpus, not with sources; test_corpus alike")
+        if self.held_out_corpora and self.test_share:
+            raise ValueError("test_share: it goes without validation_corpus and test_corpus; want test_corpus instead")
         if not 0 < self.validation_share < 1 or not 0 <= self.test_share < 1 - self.validation_share:
             raise ValueError(
                 "want 0 < validation_share < 1 and 0 <= test_share < 1 - validation_share,"
@@ -169,9 +174,9 @@ class DataConfig:
             raise ValueError(f"want 0 <= max_rejected <= 1, got {self.max_rejected:g}")
 
     @property
-    def held_out_corpora(self) -> dict[str, tuple[str, ...]]:
+    def held_out_corpora(self) -> dict[HeldOutSplit, tuple[str, ...]]:
         """Files of their own that are held out, by split."""
-        found = {"validation": self.validation_corpus, "test": self.test_corpus}
+        found: dict[HeldOutSplit, tuple[str, ...]] = {"validation": self.validation_corpus, "test": self.test_corpus}
         return {split: corpus for split, corpus in found.items() if corpus}
 
     def corpus_key(self, number: int) -> str:
@@ -184,6 +189,11 @@ class DataConfig:
         return self.sources or (SourceConfig(name="corpus", corpus=self.corpus, only=self.only, weight=1.0),)
 
     def held_out_shares(self, sequences: int) -> tuple[int, ...]:
-        """Of so many held-out sequences, those of each source, by weight."""
+        """Of so many held-out sequences, those of each source: by weight, the rest to the largest remainders."""
         weights = [source.weight for source in self.mixture]
-        return tuple(ceil(weight / sum(weights) * sequences) for weight in weights)
+        exact = [weight / sum(weights) * sequences for weight in weights]
+        counts = [floor(share) for share in exact]
+        by_remainder = sorted(range(len(exact)), key=lambda number: counts[number] - exact[number])
+        for number in by_remainder[: sequences - sum(counts)]:
+            counts[number] += 1
+        return tuple(counts)

@@ -8,7 +8,7 @@ from tokendrop.config.data import SPECIAL_TOKENS, DataConfig, PairsConfig
 from tokendrop.config.drop import DropConfig, NoDropping
 from tokendrop.config.files import not_a_folder
 from tokendrop.config.layers import naming
-from tokendrop.config.model import BertConfig, GptConfig
+from tokendrop.config.model import ModelConfig
 from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig, TrackConfig
 from tokendrop.config.task import AnyTask, CausalLm
 from tokendrop.config.train import TrainConfig
@@ -19,6 +19,7 @@ from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import check_countable
 from tokendrop.secrets import redact
 
+_LONG_EPOCH = 2**30  # steps
 _LONGEST_NAME = 200  # bytes; a run folder has a date behind it, and file systems take 255
 
 
@@ -32,7 +33,7 @@ class ExperimentConfig:
     """Run folders are made below this one; a path that all workers share."""
     run: str | None = None
     """The run's folder below that: begun once, and gone on with by each later start of the job; null for a new one."""
-    model: GptConfig | BertConfig
+    model: ModelConfig
     data: DataConfig
     train: TrainConfig
     task: AnyTask = field(default_factory=CausalLm)
@@ -50,6 +51,11 @@ class ExperimentConfig:
                 raise ValueError(f"{key}: want at most {_LONGEST_NAME} bytes, got {len(name.encode())}")
         if reason := not_a_folder(self.runs_folder):
             raise ValueError(f"runs_folder: {reason}")
+        if self.task.reads == "images" and (self.data.reader != "memory_map" or self.data.tokenizer):
+            key = "tokenizer" if self.data.tokenizer else "reader"
+            raise ValueError(f"data.{key}: images are read from the shards' folder, without a tokenizer; leave it out")
+        if self.task.reads == "images" and any(source.only for source in self.data.mixture):
+            raise ValueError("data.only: images name no subset; leave it out")
         if self.task.reads != "sentence_pairs" and self.data.pairs != PairsConfig():
             raise ValueError(
                 f"data.pairs: only a task of kind masked_lm reads pairs of sentences, not '{self.task.kind}'"
@@ -57,17 +63,35 @@ class ExperimentConfig:
         self.drop.check(self.model.vocab_size)
         self.task.check(self)
         if self.waits_for_epochs:
+            self._check_in_epochs()
             return
         _ = self.plan  # raises where two branches do not fit together
         if self.drop.keeps_special:
             self._check_special_tokens()
 
+    def _check_in_epochs(self) -> None:
+        """Raises ValueError where no epoch, neither a short nor a long one, makes this job right."""
+        if self.data.sources:
+            raise ValueError("data.sources: want durations in steps, tokens or %; an epoch is one of data.corpus")
+        if (short := self._fault_of_epochs(1)) and (long := self._fault_of_epochs(_LONG_EPOCH)):
+            raise ValueError(short if short == long else f"{short}, where an epoch is 1 step")
+
+    def _fault_of_epochs(self, steps: int) -> str | None:
+        """Why this job would be wrong with epochs of so many steps."""
+        try:
+            replace(self, data=replace(self.data, epoch_samples=steps * self.train.global_batch))
+        except ValueError as error:
+            return str(error)
+        return None
+
     def _check_special_tokens(self) -> None:
-        shortest = min((kept for segment in self.plan.segments for kept in segment.kept), default=SPECIAL_TOKENS)
-        if self.task.reads != "sentence_pairs" or shortest < SPECIAL_TOKENS:
+        special = self.task.special_tokens
+        shortest = min((kept for segment in self.plan.segments for kept in segment.kept), default=special)
+        if not 0 < special <= shortest:
             raise ValueError(
-                f"drop.keep_special_tokens: want pairs of sentences and kept lengths of at least {SPECIAL_TOKENS}, the"
-                f" special tokens of a pair; got a model of kind '{self.model.kind}' and a kept length of {shortest}"
+                "drop.keep_special_tokens: want pairs of sentences or images, and kept lengths of at least"
+                f" {special or SPECIAL_TOKENS}, their special tokens; got a task of kind '{self.task.kind}' and a kept"
+                f" length of {shortest}"
             )
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), *, to_run: bool = 
     if "://" in str(path):
         raise UserError(f"{shown(path)}: want a job file on this machine")
     try:
-        tree = _read(Path(path), depth=0)
+        tree = read_job(Path(path))
         for override in overrides:
             tree = with_override(tree, override)
         tree = _whole(tree, "", path) if to_run else tree
@@ -75,6 +75,15 @@ def _whole(value: Any, key: str, path: str | Path) -> Any:
     return whole
 
 
+def read_job(path: Path) -> Tree:
+    """The keys that a job file and its base give, as they are written there.
+
+    Raises:
+        UserError: one of them can't be read, or is no mapping.
+    """
+    return _read(path, depth=0)
+
+
 def _read(path: Path, *, depth: int) -> Tree:
     tree = read_mapping(path, "job file", keys="'model:' and 'train:'")
     base = tree.pop("base", None)
@@ -88,11 +97,13 @@ def _read(path: Path, *, depth: int) -> Tree:
 
 
 def build(target: Any, value: Any, path: str) -> Any:
-    """`value` from YAML as the type `target`.
+    """`value` from YAML as the type `target`; any value fits `object`.
 
     Raises:
         UserError: it does not fit; the message begins with the dotted path of the key.
     """
+    if target is object:
+        return value
     origin, arguments = get_origin(target), get_args(target)
     if dataclasses.is_dataclass(target) and target is not Duration:
         return _dataclass(target, value, path)

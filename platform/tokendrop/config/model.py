@@ -18,25 +18,24 @@ class TransformerConfig:
 
     PRESETS: ClassVar[dict[str, Sizes]]
     causal: ClassVar[bool]
+    sizes: ClassVar[tuple[str, ...]]
+    """Keys that want a number of at least 1."""
 
     preset: str | None = None
     """A named size; keys given beside it win."""
     layers: int
     width: int
     heads: int
-    sequence_length: int
-    """Tokens of one training sequence."""
-    vocab_size: int
-    """Rows of the embedding; at least the tokenizer's size. A multiple of 64 is fastest."""
     dropout: float = 0.0
     init_from: str | None = None
-    """A run, a checkpoint, or a model of Hugging Face (a folder, or a name on the hub) to begin with the weights of;
-    random ones without it. Its sizes are those of the job; a shorter `sequence_length` takes the first positions."""
+    """A trained model to begin with the weights of: a run, a checkpoint, or a model of others, a file or folder or by
+    its name on the hub; random ones without it. Its sizes are those of the job."""
 
     def __post_init__(self) -> None:
-        sizes = (self.layers, self.width, self.heads, self.sequence_length, self.vocab_size)
-        if min(sizes) < 1:
-            raise ValueError(f"want layers, width, heads, sequence_length and vocab_size of at least 1, got {sizes}")
+        found = tuple(getattr(self, key) for key in self.sizes)
+        if min(found) < 1:
+            keys = f"{', '.join(self.sizes[:-1])} and {self.sizes[-1]}"
+            raise ValueError(f"want {keys} of at least 1, got {found}")
         if self.layers > 10_000:
             raise ValueError(f"want at most 10,000 layers, got {self.layers}")
         if self.width % self.heads:
@@ -44,21 +43,37 @@ class TransformerConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"want 0 <= dropout < 1, got {self.dropout}")
 
-    @property
-    def shape(self) -> ModelShape:
+    def shape_of(self, *, sequence_length: int, vocab_size: int) -> ModelShape:
         """What the plan counts layer tokens and FLOPs by."""
         return ModelShape(
             layers=self.layers,
             width=self.width,
-            sequence_length=self.sequence_length,
-            vocab_size=self.vocab_size,
+            sequence_length=sequence_length,
+            vocab_size=vocab_size,
             mlp_width=4 * self.width,
             causal=self.causal,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GptConfig(TransformerConfig):
+class LanguageModelConfig(TransformerConfig):
+    """What models of text have."""
+
+    sizes = ("layers", "width", "heads", "sequence_length", "vocab_size")
+
+    sequence_length: int
+    """Tokens of one training sequence; with `init_from`, a shorter one takes the first positions."""
+    vocab_size: int
+    """Rows of the embedding; at least the tokenizer's size. A multiple of 64 is fastest."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the plan counts layer tokens and FLOPs by."""
+        return self.shape_of(sequence_length=self.sequence_length, vocab_size=self.vocab_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptConfig(LanguageModelConfig):
     """A decoder in the style of GPT-2 and GPT-3."""
 
     PRESETS = {
@@ -86,7 +101,7 @@ class GptConfig(TransformerConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BertConfig(TransformerConfig):
+class BertConfig(LanguageModelConfig):
     """An encoder in the style of BERT."""
 
     PRESETS = {
@@ -111,5 +126,59 @@ class BertConfig(TransformerConfig):
             )
 
 
-PRESETS = {**dict.fromkeys(GptConfig.PRESETS, "gpt"), **dict.fromkeys(BertConfig.PRESETS, "bert")}
+def _vit_sizes(layers: int, width: int, heads: int) -> Sizes:
+    return {"layers": layers, "width": width, "heads": heads, "image_size": 224, "patch_size": 16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VitConfig(TransformerConfig):
+    """A vision transformer (Dosovitskiy et al. 2021, arXiv:2010.11929): a [CLS] token and one for each patch."""
+
+    PRESETS = {
+        "vit-ti16": _vit_sizes(12, 192, 3),
+        "vit-s16": _vit_sizes(12, 384, 6),
+        "vit-b16": _vit_sizes(12, 768, 12),
+        "vit-l16": _vit_sizes(24, 1024, 16),
+    }
+    causal = False
+    sizes = ("layers", "width", "heads", "image_size", "patch_size", "classes")
+
+    kind: Literal["vit"] = "vit"
+    image_size: int
+    """Height and width of the images that it reads, pixels; others are brought to it."""
+    patch_size: int
+    """Height and width of a patch, pixels."""
+    classes: int
+    """What it tells apart."""
+    new_head: bool = False
+    """With `init_from`, whether to begin with a random head, whatever that of the trained model is."""
+
+    def __post_init__(self) -> None:
+        super(VitConfig, self).__post_init__()
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size={self.image_size} must be a multiple of patch_size={self.patch_size}")
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of an image: [CLS] and its patches."""
+        return 1 + (self.image_size // self.patch_size) ** 2
+
+    @property
+    def vocab_size(self) -> int:
+        """What its head tells apart."""
+        return self.classes
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the plan counts layer tokens and FLOPs by; the embedding of patches, a hundredth, is left out."""
+        return self.shape_of(sequence_length=self.sequence_length, vocab_size=self.classes)
+
+
+ModelConfig = GptConfig | BertConfig | VitConfig
+
+PRESETS = {
+    **dict.fromkeys(GptConfig.PRESETS, "gpt"),
+    **dict.fromkeys(BertConfig.PRESETS, "bert"),
+    **dict.fromkeys(VitConfig.PRESETS, "vit"),
+}
 """The kind of model of each named size that can be trained."""

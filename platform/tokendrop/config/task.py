@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
 
-from tokendrop.config.data import DataKind
+from tokendrop.config.data import SPECIAL_TOKENS, DataKind
 from tokendrop.config.plugin import import_class
 from tokendrop.errors import UserError
 
@@ -22,6 +22,8 @@ class TaskConfig(ABC):
     """How its samples are made of a corpus."""
     has_token_losses: ClassVar[bool] = True
     """Whether there is a loss of each token, which some methods of dropping want."""
+    special_tokens: ClassVar[int] = 0
+    """Of a sequence, those that `drop.keep_special_tokens` keeps in every layer."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,6 +105,7 @@ class MaskedLm(_BuiltInTask):
     IMPLEMENTATION = "tokendrop.tasks.masked_lm:MaskedLmTask"
     model_kind = "bert"
     reads = "sentence_pairs"
+    special_tokens = SPECIAL_TOKENS
 
     kind: Literal["masked_lm"] = "masked_lm"
 
@@ -183,7 +186,57 @@ class TextClassification(_BuiltInTask):
         return 0
 
 
-AnyTask = CausalLm | MaskedLm | TextClassification | TaskConfig
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageClassification(_BuiltInTask):
+    """Give an image one of several classes."""
+
+    IMPLEMENTATION = "tokendrop.tasks.image_classification:ImageClassificationTask"
+    model_kind = "vit"
+    reads = "images"
+    has_token_losses = False
+    special_tokens = 1
+
+    kind: Literal["image_classification"] = "image_classification"
+    image: str = "image"
+    """The column of the encoded image: bytes, or as Hugging Face's data sets a struct of `bytes` and `path`; of a .tar
+    the ending of its file, or any that images have."""
+    label: str = "label"
+    """The column of the label; of a .tar the ending of its file, or `cls`."""
+    labels: tuple[str, ...] = ()
+    """The classes in their order. Without them they are numbers from 0, and of an image folder its folders by name."""
+    crop: Literal["none", "padded", "resized"] = "none"
+    """How a training image is cut, then mirrored or not: padded by an eighth on all sides and cut to its size again, as
+    for CIFAR; or a random part of 8% to 100%, as for ImageNet, where held-out images are cut to their middle."""
+    augment: Literal["none", "rand_augment"] = "none"
+    """What else is done to it: RandAugment (Cubuk et al. 2019, arXiv:1909.13719), two operations of strength 9."""
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Of red, green and blue, from 0 to 1, which images are normalized by."""
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != 3 or not all(0 <= value <= 1 for value in values):
+                raise ValueError(f"{key}: want three numbers from 0 to 1, got {list(values)}")
+        if not all(self.std):
+            raise ValueError(f"std: want numbers above 0, got {list(self.std)}")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels: want classes that differ, got {', '.join(self.labels)[:80]}")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.image, self.label
+
+    def check(self, config: Any) -> None:
+        super(ImageClassification, self).check(config)
+        classes = getattr(config.model, "classes", len(self.labels))
+        if self.labels and len(self.labels) != classes:
+            raise ValueError(f"model.classes: task.labels has {len(self.labels)}, the model {classes}; want the same")
+
+    def head_tokens(self, config: Any) -> int | None:
+        return 1
+
+
+AnyTask = CausalLm | MaskedLm | TextClassification | ImageClassification | TaskConfig
 """All tasks; `TaskConfig` stands for those of the user's own."""
 
 

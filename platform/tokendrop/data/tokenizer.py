@@ -95,6 +95,17 @@ def load_tokenizer(path: str | Path, kind: DataKind = "text") -> Tokenizer:
     return tokenizer
 
 
+def label_vocabulary(labels: Sequence[str]) -> Tokenizer:
+    """The names of classes in the place of a tokenizer, for data that has none."""
+    return Tokenizer(models.WordLevel({label: number for number, label in enumerate(labels)}, unk_token=UNKNOWN))
+
+
+def labels_of(vocabulary: Tokenizer) -> list[str]:
+    """The names of `label_vocabulary`, in their order."""
+    names = vocabulary.get_vocab()
+    return sorted(names, key=names.__getitem__)
+
+
 def end_of_text(tokenizer: Tokenizer) -> int:
     """Id of the token that ends a document."""
     return _id(tokenizer, END_OF_TEXT)
@@ -165,6 +176,8 @@ def _learn_wordpiece(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def _check(tokenizer: Tokenizer, path: str | Path, kind: DataKind) -> None:
+    if kind == "images":
+        return
     if kind == "text":
         if tokenizer.token_to_id(END_OF_TEXT) is None:
             raise UserError(f"data.tokenizer: {path} has no token {END_OF_TEXT}, which is put between documents")

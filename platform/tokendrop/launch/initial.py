@@ -7,27 +7,48 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
+from tokendrop.launch.cluster import connect
 from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.watch import prepare_line
 from tokendrop.track.run_folder import open_run_folder
+from tokendrop.train.checkpoint_index import CHECKPOINTS, newest_whole
 from tokendrop.train.initial import check_sizes, find_initial
 
 
 def as_begun(config: ExperimentConfig, run: Path) -> ExperimentConfig:
-    """A job with what was found when its run began: its other weights are of no more use, and may be gone."""
+    """A job with what was found when its run began, for what it does not say itself.
+
+    From the first checkpoint on, other weights are of no more use, and may be gone. Before it, the run begins anew.
+
+    Raises:
+        UserError: as `with_initial`, where the run has no checkpoint.
+        DamagedDataError: what describes the run is damaged, or all of its checkpoints are.
+    """
+    if newest_whole(run / CHECKPOINTS) is None:
+        return with_initial(config)
     begun, _ = open_run_folder(run)
     model, data = config.model, config.data
     if model.init_from is not None:
-        model, data = replace(model, init_from=begun.model.init_from), replace(data, tokenizer=begun.data.tokenizer)
-    samples = begun.data.epoch_samples or data.epoch_samples
+        tokenizer = data.tokenizer or begun.data.tokenizer
+        model, data = replace(model, init_from=begun.model.init_from), replace(data, tokenizer=tokenizer)
+    samples = data.epoch_samples or begun.data.epoch_samples
     return replace(config, model=model, data=replace(data, epoch_samples=samples))
 
 
 def with_epochs(config: ExperimentConfig) -> ExperimentConfig:
-    """A job whose length is in epochs, with the number of samples of one: its whole corpus is prepared first."""
+    """A job with durations in epochs, with the number of samples of one: its whole corpus is prepared first.
+
+    Raises:
+        UserError: something is wrong with the corpus or the tokenizer, or the job with so many samples.
+    """
+    connect()
     with HeadWatch(), prepare_line() as progress:
         manifest = read_manifest(prepare(config, progress=progress))
-    return replace(config, data=replace(config.data, epoch_samples=sum(manifest.committed("train").rows)))
+    samples = sum(manifest.committed("train").rows)
+    try:
+        return replace(config, data=replace(config.data, epoch_samples=samples))
+    except ValueError as error:
+        raise UserError(f"{error} (an epoch of this corpus has {samples:,} samples)") from None
 
 
 def with_initial(config: ExperimentConfig) -> ExperimentConfig:
@@ -39,9 +60,9 @@ def with_initial(config: ExperimentConfig) -> ExperimentConfig:
     model, data = config.model, config.data
     if model.init_from is None:
         return config
-    source = find_initial(model.init_from)
+    source = find_initial(model.init_from, model.kind)
     check_sizes(model, source)
     tokenizer = data.tokenizer or source.tokenizer
-    if tokenizer is None:
+    if tokenizer is None and config.task.reads != "images":
         raise UserError(f"data.tokenizer: want a tokenizer; {source.place} has none of its own (tokenizer.json)")
     return replace(config, model=replace(model, init_from=source.place), data=replace(data, tokenizer=tokenizer))

@@ -129,8 +129,8 @@ def check_secrets(overrides: Sequence[str]) -> None:
             )
 
 
-def check_corpus(config: ExperimentConfig, upload: Upload) -> None:
-    """Raises UserError where a relative path of the corpus, or the tokenizer, would not be on the cluster."""
+def check_read(config: ExperimentConfig, upload: Upload) -> None:
+    """Raises UserError where a relative path that the job reads would not be on the cluster."""
 
     def check(key: str, corpus: tuple[str, ...]) -> None:
         entries = tuple(f"{upload.folder}/{entry}" for entry in corpus if _is_relative(entry))
@@ -144,6 +144,12 @@ def check_corpus(config: ExperimentConfig, upload: Upload) -> None:
         check(f"data.{split}_corpus", corpus)
     if data.tokenizer and _is_relative(data.tokenizer):
         upload.check_holds(upload.folder / data.tokenizer, "data.tokenizer:")
+    place = config.model.init_from
+    if place and _is_left_behind(place, upload):
+        raise UserError(
+            f"model.init_from: {place} is on this machine and not in the upload; want a path that every node has,"
+            " or a folder that .gitignore and .rayignore do not leave out"
+        )
 
 
 def warn_about_paths(config: ExperimentConfig) -> None:
@@ -167,9 +173,16 @@ def _paths(config: ExperimentConfig) -> dict[str, Any]:
         "data.tokenizer": data.tokenizer,
         "data.corpus": data.corpus,
         **{f"data.{split}_corpus": corpus for split, corpus in data.held_out_corpora.items()},
+        "model.init_from": config.model.init_from,
         "data.sources": [asdict(one) for one in data.sources],
         "track.uri": config.track.uri,
     }
+
+
+def _is_left_behind(place: str, upload: Upload) -> bool:
+    """Whether a folder is here and not in the upload; one that is not here may be on the cluster, or on a hub."""
+    is_here = _is_relative(place) and (upload.folder / place).exists()
+    return is_here and not any(path.is_relative_to(place) for path in upload.sizes)
 
 
 def _is_relative(path: str) -> bool:

@@ -67,6 +67,8 @@ class Preparation:
         failure = self._done.exception()
         if kind is UserError and failure and not isinstance(failure, _StoppedError):
             raise failure  # of which the workers knew only by the note that it left
+        if kind is None and isinstance(failure, UserError):
+            raise failure  # of which workers that had all of their rows did not know
 
     @property
     def is_done(self) -> bool:

@@ -20,6 +20,7 @@ from tokendrop.track.run_folder import ENVIRONMENT, JOB, TOKENIZER
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.device import describe_device, tune_cpu
+from tokendrop.train.initial import find_initial
 from tokendrop.train.loop import TrainComponents
 from tokendrop.train.worker import build_engine, train_by_plan
 
@@ -67,7 +68,9 @@ def run_worker(
     meta = {"model": asdict(config.model), "name": config.name}
     checkpoints = Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores)
     newest = checkpoints.newest()
-    engine, dropping = build_engine(config, device, begins=newest is None)
+    place = config.model.init_from if newest is None else None
+    initial = None if place is None else find_initial(place, config.model.kind, checkpoints.group)
+    engine, dropping = build_engine(config, device, initial=initial)
     start = checkpoints.load(engine, newest) if newest else 0
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]

@@ -24,6 +24,13 @@ def causal_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, dropout:
     return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, is_causal=True, dropout_p=dropout)
 
 
+def full_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """Softmax attention of each token to all, (B, H, S, W); chosen as `causal_attention`."""
+    if takes_products(q_BHSW, dropout):
+        return attention_by_products(q_BHSW, k_BHSW, v_BHSW, q_BHSW.new_zeros(1, 1))
+    return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, dropout_p=dropout)
+
+
 def masked_attention(
     q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, mask_B11S: Tensor, *, dropout: float = 0.0
 ) -> Tensor:
@@ -56,7 +63,7 @@ def attention_by_products(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, bias: 
     """Attention with all scores at once.
 
     Args:
-        bias: added to the scores: (S, S), or (B x H, 1, S).
+        bias: added to the scores: (S, S), (B x H, 1, S) or (1, 1).
     """
     batch, heads, tokens, width = q_BHSW.shape
     q, k, v = (part.reshape(batch * heads, tokens, width) for part in (q_BHSW, k_BHSW, v_BHSW))

@@ -105,3 +105,12 @@ class ExampleBatch(Batch):
     attention_mask_BCS: Tensor
     labels_B: Tensor
     """int64, or where labels are numbers float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageBatch(Batch):
+    """Normalized images with their classes."""
+
+    pixels_BCYX: Tensor
+    """float32, (B, 3, image_size, image_size)."""
+    labels_B: Tensor

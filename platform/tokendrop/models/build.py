@@ -2,9 +2,10 @@
 
 import torch
 
-from tokendrop.config.model import BertConfig, GptConfig
+from tokendrop.config.model import BertConfig, GptConfig, VitConfig
 from tokendrop.models.bert import Bert, BertClassifier
 from tokendrop.models.gpt import Gpt
+from tokendrop.models.vit import Vit
 
 
 def build_model(config: GptConfig, *, seed: int, activation_checkpointing: bool = False) -> Gpt:
@@ -35,3 +36,10 @@ def build_bert(
             most_labels=most_labels,
             activation_checkpointing=activation_checkpointing,
         )
+
+
+def build_vit(config: VitConfig, *, seed: int, activation_checkpointing: bool = False) -> Vit:
+    """A ViT."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Vit(config, activation_checkpointing=activation_checkpointing)

@@ -26,7 +26,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x_BSD: Tensor, rotary: Rotary | None) -> Tensor:
+    def forward(self, x_BSD: Tensor, rotary: Rotary | None, bias_B1SS: Tensor | None = None) -> Tensor:
         batch, tokens, width = x_BSD.shape
         q_BHSW, k_BHSW, v_BHSW = (
             part_BSD.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
@@ -35,7 +35,10 @@ class Attention(nn.Module):
         if rotary is not None:
             q_BHSW, k_BHSW = rotate(q_BHSW, rotary), rotate(k_BHSW, rotary)
         dropout = self.dropout if self.training else 0.0
-        out_BHSW = causal_attention(q_BHSW, k_BHSW, v_BHSW, dropout=dropout)
+        if bias_B1SS is None:
+            out_BHSW = causal_attention(q_BHSW, k_BHSW, v_BHSW, dropout=dropout)
+        else:
+            out_BHSW = F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, attn_mask=bias_B1SS, dropout_p=dropout)
         return self.out(out_BHSW.transpose(1, 2).reshape(batch, tokens, width))
 
 
@@ -61,13 +64,15 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.recompute = recompute
 
-    def forward(self, x_BSD: Tensor, position_embeddings: Rotary | None = None) -> Tensor:
+    def forward(
+        self, x_BSD: Tensor, position_embeddings: Rotary | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
         if self.recompute and self.training:
-            return checkpoint(self._compute, x_BSD, position_embeddings, use_reentrant=False)
-        return self._compute(x_BSD, position_embeddings)
+            return checkpoint(self._compute, x_BSD, position_embeddings, attention_mask, use_reentrant=False)
+        return self._compute(x_BSD, position_embeddings, attention_mask)
 
-    def _compute(self, x_BSD: Tensor, rotary: Rotary | None) -> Tensor:
-        x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD), rotary))
+    def _compute(self, x_BSD: Tensor, rotary: Rotary | None, bias_B1SS: Tensor | None) -> Tensor:
+        x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD), rotary, bias_B1SS))
         return x_BSD + self.dropout(self.mlp(self.norm_2(x_BSD)))
 
 
@@ -120,15 +125,33 @@ class Gpt(nn.Module):
         tokens = input_ids_BS.shape[1]
         if tokens > self.config.sequence_length:
             raise ValueError(f"want at most {self.config.sequence_length} tokens, got {tokens}")
-        x_BSD = self.tokens(input_ids_BS)
-        rotary = None
+        x_BSD, rotary = self.tokens(input_ids_BS), None
         if self.positions is not None:
             x_BSD = x_BSD + self.positions.weight[:tokens]
         else:
             rotary = rotary_angles(tokens, self.config.width // self.config.heads, x_BSD)
+        return self._layers(x_BSD, rotary)
+
+    def hidden_branches(self, input_ids_BS: Tensor, positions_BS: Tensor, sees_BSS: Tensor) -> Tensor:
+        """As `hidden`, of rows in which several texts go on from one beginning; a row may be longer than the model's.
+
+        Args:
+            positions_BS: of each token in its own text.
+            sees_BSS: the tokens that each one attends to, at least one.
+        """
+        x_BSD, rotary = self.tokens(input_ids_BS), None
+        if self.positions is not None:
+            x_BSD = x_BSD + self.positions(positions_BS)
+        else:
+            angles = rotary_angles(self.config.sequence_length, self.config.width // self.config.heads, x_BSD)
+            rotary = angles[0][0, positions_BS], angles[1][0, positions_BS]
+        bias_BSS = torch.zeros_like(sees_BSS, dtype=x_BSD.dtype).masked_fill(~sees_BSS, -math.inf)
+        return self._layers(x_BSD, rotary, attention_mask=bias_BSS[:, None])
+
+    def _layers(self, x_BSD: Tensor, rotary: Rotary | None, **sides: Tensor) -> Tensor:
         x_BSD = self.dropout(x_BSD)
         for block in self.blocks:
-            x_BSD = block(x_BSD, rotary)
+            x_BSD = block(x_BSD, rotary, **sides)
         return self.norm(x_BSD)
 
     def _initialize(self) -> None:

@@ -1,7 +1,9 @@
 """Models of Hugging Face as a source of weights for ours: a folder, or a name on the hub."""
 
+import json
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -40,9 +42,19 @@ class HuggingFaceWeights:
     @property
     def tokenizer(self) -> str | None:
         """The path of its `tokenizer.json`, or its `vocab.txt`; None where it has none."""
-        for name in ("tokenizer.json", "vocab.txt"):
-            with suppress(OSError):
-                return cached_file(self.place, name)
+        if path := self._file("tokenizer.json"):
+            return path
+        settings = self._file("tokenizer_config.json")
+        try:
+            is_cased = settings is not None and json.loads(Path(settings).read_text()).get("do_lower_case") is False
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"model.init_from: {settings}: want a JSON object ({first_line(error)})") from None
+        # of a vocab.txt alone comes a tokenizer that makes lower case
+        return None if is_cased else self._file("vocab.txt")
+
+    def _file(self, name: str) -> str | None:
+        with suppress(OSError):
+            return cached_file(self.place, name)
         return None
 
     @property
@@ -58,11 +70,20 @@ class HuggingFaceWeights:
             raise UserError(f"model.init_from: {self.place}: {error}") from None
 
     def weights(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Those of our parameters that the model has, by name."""
+        """Those of our parameters that the model has, by name.
+
+        Raises:
+            UserError: its files can't be read as those of such a model.
+        """
         before = logging.get_verbosity()
         logging.set_verbosity_error()  # heads that are not there are told of with a table
         try:
             model, told = self._class().from_pretrained(self.place, dtype="auto", output_loading_info=True)
+        except Exception as error:  # of a file, or of the library
+            if not Path(self.place).is_dir():
+                raise  # of the network, which another attempt may reach
+            said = first_line(error)
+            raise UserError(f"model.init_from: {self.place}: want the weights of a model, whole ({said})") from None
         finally:
             logging.set_verbosity(before)
         theirs = {name: value for name, value in model.state_dict().items() if name not in told["missing_keys"]}
@@ -72,5 +93,5 @@ class HuggingFaceWeights:
         """That of a classifier, by which it was saved; else the one with the heads of pretraining."""
         for name in self.config.architectures or ():
             if name.endswith(("ForSequenceClassification", "ForMultipleChoice")):
-                return getattr(transformers, name)
+                return getattr(transformers, name, AutoModelForPreTraining)
         return AutoModelForPreTraining

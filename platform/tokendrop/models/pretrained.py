@@ -1,6 +1,7 @@
 """Hugging Face's GPT-2 with the same function as our GPT, and the way back."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -70,8 +71,8 @@ def weights_of(theirs: Mapping[str, Tensor], config: Any, names: Iterable[str]) 
     """GPT-2's weights under the names of ours."""
     found: dict[str, Tensor] = {}
     for ours in names:
-        name, transposed = _theirs(ours)
-        if name in theirs:
+        with suppress(KeyError, ValueError):  # a parameter that they have not
+            name, transposed = _theirs(ours)
             found[ours] = theirs[name].T if transposed else theirs[name]
     return found
 
@@ -110,7 +111,7 @@ def check_settings(config: Any, wanted: Mapping[str, tuple[Any, ...]]) -> None:
 
 
 def _theirs(name: str) -> tuple[str, bool]:
-    """GPT-2's name of one of our parameters, and whether it is transposed there (Conv1D)."""
+    """GPT-2's name of one of our parameters, and whether it is transposed there (Conv1D); KeyError without one."""
     module, _, kind = name.rpartition(".")
     if not module.startswith("blocks."):
         return f"transformer.{_MODULES[module]}.{kind}", False

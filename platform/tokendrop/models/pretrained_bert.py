@@ -1,6 +1,7 @@
 """Models of the ecosystem with the same function as our BERT: Hugging Face's BERT, and Megatron-LM's there."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -119,9 +120,8 @@ def weights_of(theirs: Mapping[str, Tensor], config: Any, names: Iterable[str]) 
     norm: Norm = sizes_of(config)["norm"]
     found: dict[str, Tensor] = {}
     for ours in names:
-        parts = [theirs[name] for name in _names(ours, norm) if name in theirs]
-        if parts:
-            found[ours] = torch.cat(parts)
+        with suppress(KeyError, ValueError):  # a parameter that they have not
+            found[ours] = torch.cat([theirs[name] for name in _names(ours, norm)])
     return found
 
 
@@ -152,7 +152,7 @@ def sizes_of(config: Any) -> dict[str, Any]:
 
 
 def _names(name: str, norm: Norm) -> tuple[str, ...]:
-    """Theirs of one of our parameters: one, or three whose parts lie in ours one after the other."""
+    """Theirs of one of our parameters: one, or three whose parts lie in ours one after the other; KeyError without."""
     if name == "bias_V":
         return ("cls.predictions.bias",)
     module, _, kind = name.rpartition(".")

@@ -22,7 +22,7 @@ from tokendrop.train.task import Loss
 class CausalLmTask:
     """`Task` of a GPT; a sample is a row of S + 1 tokens, of which each token's label is the next."""
 
-    may_be_new = ()
+    may_be_new = are_new = ()
 
     def __init__(self, config: ExperimentConfig) -> None:
         assert isinstance(config.model, GptConfig)

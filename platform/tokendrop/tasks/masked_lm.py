@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a model is built and timed without pyarrow
 class MaskedLmTask:
     """`Task` of a BERT; a sample is a pair of neighbouring runs of sentences."""
 
-    may_be_new = ()
+    may_be_new = are_new = ()
 
     def __init__(self, config: ExperimentConfig) -> None:
         assert isinstance(config.model, BertConfig)

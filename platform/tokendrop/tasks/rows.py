@@ -25,6 +25,7 @@ class RowData(ABC):
 
         self.config, self.shards = config, shards
         self._manifest = ManifestReader(shards)
+        self._rows: dict[Split, Rows] = {}
 
     @abstractmethod
     def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> Batch:
@@ -50,10 +51,12 @@ class RowData(ABC):
         return held_out_ids(self.config.data, rows.committed, self.config.evaluate.sequences)
 
     def rows(self, split: "Split") -> "Rows":
-        """Those of a split by their ids."""
+        """Those of a split by their ids, the same object for all who read them: it learns of rows that come later."""
         from tokendrop.data.read.row_reader import Rows
 
-        return Rows(self.shards, split, reader=self._manifest)
+        if split not in self._rows:
+            self._rows[split] = Rows(self.shards, split, reader=self._manifest)
+        return self._rows[split]
 
     @property
     def order(self) -> "SampleOrder":

@@ -22,7 +22,7 @@ from tokendrop.train.task import Loss
 class TextClassificationTask:
     """`Task` of a BERT with a head for examples; a sample is an example."""
 
-    may_be_new = ("pooler.", "classifier.")
+    may_be_new, are_new = ("pooler.", "classifier."), ()
 
     def __init__(self, config: ExperimentConfig) -> None:
         assert isinstance(config.model, BertConfig)

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tokendrop.config.model import TransformerConfig
+from tokendrop.config.model import ModelConfig
 from tokendrop.errors import UserError
-from tokendrop.train.checkpoint_index import CHECKPOINTS, META, is_checkpoint, latest_checkpoint
+from tokendrop.train.checkpoint_index import CHECKPOINTS, META, check_complete, is_checkpoint, latest_checkpoint
 from tokendrop.train.reader import CheckpointReader, load_into
 
-_WHERE_FROM = ("preset", "init_from", "dropout")
+_WHERE_FROM = ("preset", "init_from", "dropout", "new_head")
 """Keys of a model that say nothing of its weights."""
 _MODEL = "model."
 
@@ -41,17 +41,21 @@ class InitialWeights(Protocol):
 class CheckpointWeights:
     """Weights of a checkpoint of ours."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, group: Any = None) -> None:
         """
         Args:
-            path: a run folder, for its newest checkpoint, or a checkpoint.
+            path: a run folder, for its newest whole checkpoint, or a checkpoint, of which what is read is checked.
+            group: of all ranks, which read it together; None for one process alone.
         Raises:
             UserError: there is no checkpoint.
             DamagedDataError: it is damaged.
         """
-        self.checkpoint = latest_checkpoint(path.absolute())
+        self.checkpoint = path.absolute()
+        if _has_checkpoints(path):
+            self.checkpoint = latest_checkpoint(self.checkpoint)
+        check_complete(self.checkpoint)
         self.place = str(self.checkpoint)
-        self._reader = CheckpointReader(self.checkpoint)
+        self._reader = CheckpointReader(self.checkpoint, group)
 
     @property
     def tokenizer(self) -> str | None:
@@ -70,46 +74,61 @@ class CheckpointWeights:
         return found
 
 
-def find_initial(place: str) -> InitialWeights:
+def find_initial(place: str, kind: str, group: Any = None) -> InitialWeights:
     """What `model.init_from` means.
 
+    Args:
+        kind: of the job's model.
+        group: of all ranks, where they read a checkpoint of ours together.
     Raises:
         UserError: there is nothing, or a model of a family that we have not.
         DamagedDataError: it is a damaged checkpoint.
     """
     path = Path(place).expanduser()
-    if (path / META).is_file() or is_checkpoint(path) or (path / CHECKPOINTS).is_dir():
-        return CheckpointWeights(path)
+    if (path / META).is_file() or is_checkpoint(path) or _has_checkpoints(path):
+        return CheckpointWeights(path, group)
+    is_vit = kind == "vit"
     try:
-        from tokendrop.models.hugging_face import HuggingFaceWeights
+        if is_vit:
+            from tokendrop.models.pretrained_vit import TimmWeights as Weights
+        else:
+            from tokendrop.models.hugging_face import HuggingFaceWeights as Weights
     except ModuleNotFoundError as error:
+        whose, extra = ("timm", "vision") if is_vit else ("Hugging Face", "eval")
         raise UserError(
-            f"model.init_from: {place}: want a run or a checkpoint, or for models of Hugging Face:"
-            f" pip install 'tokendrop[eval]' ({error.name} is missing)"
+            f"model.init_from: {place}: want a run or a checkpoint, or for models of {whose}:"
+            f" pip install 'tokendrop[{extra}]' ({error.name} is missing)"
         ) from None
-    return HuggingFaceWeights(str(path) if path.exists() else place)
+    return Weights(str(path) if path.exists() else place)
 
 
-def check_sizes(config: TransformerConfig, source: InitialWeights) -> None:
+def check_sizes(config: ModelConfig, source: InitialWeights) -> None:
     """Raises UserError where a job's model is not the one that it is to begin with the weights of."""
     wanted = asdict(config)
     for key, value in sorted(source.sizes.items(), key=lambda one: one[0] != "kind"):
+        if key == "classes" and wanted.get("new_head"):
+            continue
         is_length = key == "sequence_length"
         if not (wanted[key] <= value if is_length else wanted.get(key) == value):
-            want = f"at most {value}" if is_length else value
+            want = (
+                f"at most {value}" if is_length else f"{value}, or model.new_head=true" if key == "classes" else value
+            )
             raise UserError(f"model.{key}: {source.place} has {value}, this job {wanted.get(key)}; want {want}")
 
 
 @torch.no_grad()
-def begin_with(model: nn.Module, source: InitialWeights, *, may_be_new: Sequence[str]) -> None:
+def begin_with(
+    model: nn.Module, source: InitialWeights, *, may_be_new: Sequence[str], are_new: Sequence[str] = ()
+) -> None:
     """Put the weights of a trained model into another one of its sizes.
 
     Args:
         may_be_new: how the names of those begin that keep their random weights where the source has none.
+        are_new: of those that keep them whatever it has.
     Raises:
         UserError: the source has none of another name, or some of other sizes.
     """
-    parameters = dict(model.named_parameters())
+    parameters = {name: one for name, one in model.named_parameters() if not name.startswith((*are_new,))}
     weights = source.weights(parameters)
     for name, parameter in parameters.items():
         if name not in weights:
@@ -121,6 +140,10 @@ def begin_with(model: nn.Module, source: InitialWeights, *, may_be_new: Sequence
             sizes = f"{tuple(found.shape)}, this job's {tuple(parameter.shape)}"
             raise UserError(f"model.init_from: {name} of {source.place} is of size {sizes}")
         parameter.copy_(found)
+
+
+def _has_checkpoints(path: Path) -> bool:
+    return (path / CHECKPOINTS).is_dir()
 
 
 def _empty_like(tensor: Any) -> Tensor:

@@ -59,6 +59,8 @@ class Task(Protocol):
 
     may_be_new: Sequence[str]
     """How the names of those parameters begin that keep random weights where `model.init_from` has none."""
+    are_new: Sequence[str]
+    """How the names of those begin that keep them whatever it has."""
 
     def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> nn.Module:
         """The model with the weights that training begins with, the same on every rank for one seed.

@@ -9,7 +9,7 @@ from tokendrop.method import Dropping, attach, routes_along
 from tokendrop.train.device import compile_layers, pick_dtype
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.build import apply_strategy
-from tokendrop.train.initial import begin_with, find_initial
+from tokendrop.train.initial import InitialWeights, begin_with
 from tokendrop.train.loop import TrainComponents, train
 
 
@@ -26,19 +26,19 @@ class Control(Protocol):
 
 
 def build_engine(
-    config: ExperimentConfig, device: torch.device, *, begins: bool = True
+    config: ExperimentConfig, device: torch.device, *, initial: InitialWeights | None = None
 ) -> tuple[Engine, Dropping | None]:
     """The job's model on its device, with the layers that drop tokens, under its strategy.
 
     Args:
-        begins: with the weights of `model.init_from`, where the job has it; else with random ones.
+        initial: the weights that it begins with; without them, random ones.
     """
     task, training = config.task.build(config), config.train
     dtype = pick_dtype(training.precision, device)
     model = task.build_model(seed=config.seed, activation_checkpointing=training.activation_checkpointing)
     model = model.to(device, torch.promote_types(dtype, torch.float32))
-    if begins and config.model.init_from is not None:
-        begin_with(model, find_initial(config.model.init_from), may_be_new=task.may_be_new)
+    if initial is not None:
+        begin_with(model, initial, may_be_new=task.may_be_new, are_new=task.are_new)
     layers, dropping = task.layers(model), None
     if (spans := config.drop.spans(len(layers))) and not config.drop.cuts:
         dropping = attach(model, seed=config.seed, routes=routes_along(spans, config.drop.selector()), blocks=layers)

@@ -9,8 +9,10 @@ import pyarrow as pa
 
 from tokendrop.config.data import DataConfig, SourceConfig
 from tokendrop.data.corpus.byte_streams import DamageError, read_lines
+from tokendrop.data.corpus.image_records import read_images
 from tokendrop.data.corpus.sources import SourceFile, check_unchanged
 from tokendrop.data.corpus.table_reader import check_columns, read_rows
+from tokendrop.errors import first_line
 
 # A text file has no documents of its own. It is cut at the first blank line after so many bytes, or, where there
 # is none for long, at the end of a line.
@@ -31,6 +33,8 @@ class Record(NamedTuple):
     """What `subset_key` holds; empty where there is nothing."""
     reason: str = ""
     """Why the document is rejected."""
+    content: bytes = b""
+    """Of an image, its file; then the text is its label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +49,11 @@ class RecordForm:
     tsv_header: bool = True
     columns: tuple[str, ...] = ()
     """Of labelled examples: a record's text is a JSON list of the values in these."""
+    images: bool = False
+    """Whether the first of these holds an image: then that is a record's content, and its text is the label."""
 
     @classmethod
-    def of(cls, data: DataConfig, source: SourceConfig, *, columns: tuple[str, ...] = ()) -> Self:
+    def of(cls, data: DataConfig, source: SourceConfig, *, columns: tuple[str, ...] = (), images: bool = False) -> Self:
         """The form of one source of a mixture."""
         return cls(
             text_key=data.text_key,
@@ -57,6 +63,7 @@ class RecordForm:
             text_unit=data.text_unit,
             tsv_header=data.tsv_header,
             columns=columns,
+            images=images,
         )
 
 
@@ -71,6 +78,12 @@ def read_records(file: SourceFile, form: RecordForm, *, after: int = 0) -> Itera
     Raises:
         UserError: the file is out of reach, or not the one that was listed, or a table without the text column.
     """
+    if form.images:
+        for one in read_images(file, form.columns, after):
+            longest = form.max_document_bytes
+            reason = one.reason or (_too_long(form) if len(one.content) > longest else "")
+            yield Record(one.number, one.label, "", reason, b"" if reason else one.content)
+        return
     check_unchanged(file)
     if file.size == 0:
         # of no text there is nothing to pack; tables and what is compressed begin with some bytes in any case
@@ -135,7 +148,10 @@ def _example(number: int, values: list[Any], name: Any, form: RecordForm) -> tup
     for column, value in zip(form.columns, values, strict=True):
         if value is None or isinstance(value, bytes | pa.DataType):
             return (_rejected(number, f"want a value in {column!r}, got {_kind(value)}"),)
-    return _record(number, json.dumps(values, ensure_ascii=False), name, form)
+    try:
+        return _record(number, json.dumps(values, ensure_ascii=False), name, form)
+    except TypeError as error:  # of a table: a decimal, a date, bytes in a list
+        return (_rejected(number, f"want text and numbers in {', '.join(form.columns)} ({first_line(error)})"),)
 
 
 def _tsv(file: SourceFile, form: RecordForm, after: int) -> Iterator[Record]:

@@ -3,7 +3,7 @@
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -37,13 +37,21 @@ class SourceFile:
     size: int
     modified: str
 
+    @property
+    def resolved(self) -> str:
+        """The name of the file itself, where this one is a link to it or lies behind one."""
+        return os.path.realpath(self.path) if isinstance(self.store, pafs.LocalFileSystem) else self.name
 
-def list_files(corpus: tuple[str, ...], *, cache: Path, key: str = "data.corpus") -> list[SourceFile]:
+
+def list_files(
+    corpus: Sequence[str], *, cache: Path, key: str = "data.corpus", suffixes: tuple[str, ...] = SUFFIXES
+) -> list[SourceFile]:
     """The files of a corpus, entry by entry as given and by name within an entry, in every store alike.
 
     Args:
         cache: where the built-in corpus `python` is written.
         key: of the corpus in the job, for messages.
+        suffixes: of the files to read.
     Raises:
         UserError: an entry matches nothing that can be read.
     """
@@ -52,13 +60,13 @@ def list_files(corpus: tuple[str, ...], *, cache: Path, key: str = "data.corpus"
         if entry == "python":
             entry = str(write_python_corpus(cache))
         with reaching(f"{key}: can't open {_public(entry)}"):
-            found = _stored_files(entry) if "://" in entry else _local_files(entry)
+            found = _stored_files(entry, suffixes) if "://" in entry else _local_files(entry, suffixes)
         if not found:
-            wanted = ", ".join(SUFFIXES)
+            wanted = ", ".join(suffixes)
             raise UserError(f"{key}: no such file, folder or glob: {_public(entry)} (want {wanted})")
         for file in found:
-            if not file.name.endswith(SUFFIXES):
-                raise UserError(f"{key}: can't read {file.name}: want {', '.join(SUFFIXES)}")
+            if not file.name.endswith(suffixes):
+                raise UserError(f"{key}: can't read {file.name}: want {', '.join(suffixes)}")
         files += sorted(found, key=lambda file: file.path)
     return files
 
@@ -76,10 +84,10 @@ def check_unchanged(file: SourceFile) -> None:
         raise UserError(f"{file.name}: {what} while it was read; want files that stay as they are during preparation")
 
 
-def _local_files(entry: str) -> list[SourceFile]:
+def _local_files(entry: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     path = os.path.abspath(os.path.expanduser(entry))
     if os.path.isdir(path):
-        found = list(_below(path))
+        found = list(_below(path, suffixes))
     elif os.path.isfile(path):
         found = [path]
     else:
@@ -90,7 +98,7 @@ def _local_files(entry: str) -> list[SourceFile]:
     return [_source(local, info, info.path) for info in local.get_file_info(found)]
 
 
-def _below(folder: str) -> Iterator[str]:
+def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     """The files of a folder's corpus; one that can't be looked into would be missed without a word, and is an error."""
 
     def fail(error: OSError) -> None:
@@ -98,15 +106,25 @@ def _below(folder: str) -> Iterator[str]:
 
     for here, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = [os.path.join(here, name) for name in names if _in_folder(name)]
+        paths = [os.path.join(here, name) for name in names if _in_folder(name, suffixes)]
         for path in paths:
             if not os.path.isfile(path):
                 raise OSError(f"{path} is no file that can be read")
         yield from paths
 
 
-def _stored_files(entry: str) -> list[SourceFile]:
+def _stored_files(entry: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     """Files behind a URI; `*`, `**` and `[...]` mean what they mean in a local path."""
+    store, path, name_of = open_store(entry)
+    if isinstance(store, pafs.LocalFileSystem):
+        return _local_files(path, suffixes)
+    return [_source(store, info, name_of(info.path)) for info in _find(store, path, suffixes)]
+
+
+def open_store(entry: str) -> tuple[pafs.FileSystem, str, Callable[[str], str]]:
+    """The store behind a path or a URI, the path in it, and what gives a path there its public name."""
+    if "://" not in entry:
+        return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(entry)), str
     scheme, _, rest = entry.partition("://")
     if scheme not in _NATIVE_SCHEMES:
         store, path = pafs.FileSystem.from_uri(f"fsspec+{entry}")
@@ -115,12 +133,7 @@ def _stored_files(entry: str) -> list[SourceFile]:
         location, query_mark, query = rest.partition("?")
         uri = f"{scheme}://{quote(location, safe='/%:@*+,;=&$!()~')}{query_mark}{query}"
         store, path = pafs.FileSystem.from_uri(uri)
-    if isinstance(store, pafs.LocalFileSystem):
-        return _local_files(path)
-    return [
-        _source(store, info, _public(info.path if "://" in info.path else f"{scheme}://{info.path.lstrip('/')}"))
-        for info in _find(store, path)
-    ]
+    return store, path, lambda found: _public(found if "://" in found else f"{scheme}://{found.lstrip('/')}")
 
 
 def _source(store: pafs.FileSystem, info: pafs.FileInfo, name: str) -> SourceFile:
@@ -136,7 +149,7 @@ def _version(store: pafs.FileSystem, info: pafs.FileInfo) -> str:
     return " ".join(f"{key}={told[key]}" for key in _VERSIONS if told.get(key) is not None)
 
 
-def _find(store: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
+def _find(store: pafs.FileSystem, path: str, suffixes: tuple[str, ...]) -> list[pafs.FileInfo]:
     here = store.get_file_info(path)
     if here.type == pafs.FileType.File:
         return [here]
@@ -150,15 +163,15 @@ def _find(store: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
     found: list[pafs.FileInfo] = []
     for info in store.get_file_info(selector):
         below = info.path.strip("/").split("/")[len(plain) :]
-        is_wanted = _in_folder("/".join(below)) if is_folder else _matches(below, pattern)
+        is_wanted = _in_folder("/".join(below), suffixes) if is_folder else _matches(below, pattern)
         if info.type == pafs.FileType.File and is_wanted:
             found.append(info)
     return found
 
 
-def _in_folder(name: str) -> bool:
+def _in_folder(name: str, suffixes: tuple[str, ...]) -> bool:
     """Whether a folder's corpus has this file; hidden files and folders are somebody else's."""
-    return name.endswith(SUFFIXES) and not any(part.startswith(".") for part in name.split("/"))
+    return name.endswith(suffixes) and not any(part.startswith(".") for part in name.split("/"))
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

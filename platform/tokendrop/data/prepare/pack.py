@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from tokendrop.data.shards.format import DOCUMENTS, Place, SubsetCounts
 
+_MOST_CONTENTS = 2**27  # bytes of images in one shard, but for the last; a shard is written from memory
+
 
 @dataclass(frozen=True, slots=True)
 class Documents:
@@ -25,6 +27,8 @@ class Documents:
     bytes_D: NDArray[np.int64]
     sentences_N: NDArray[np.int64] | None = None
     """Tokens of each of their sentences, one after the other too, where text is split into sentences."""
+    contents_D: Sequence[bytes] = ()
+    """The file of each, where they are images, each of which has one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Packed:
     """Of each row, as `DOCUMENTS` has them."""
     subsets: tuple[SubsetCounts, ...]
     next: Place
+    contents: list[bytes] | None = None
+    """Of each row, where they are of images."""
 
 
 class Packer:
@@ -54,6 +60,7 @@ class Packer:
         self._subsets = SubsetCodes()
         self._waiting: list[NDArray[np.integer]] = []
         self._index: list[NDArray[np.int64]] = []
+        self._contents: list[bytes] = []
         self._tokens = 0
 
     def add(self, documents: Documents) -> None:
@@ -71,12 +78,22 @@ class Packer:
         tokens_N = documents.tokens_N[first:]
         index[:2] += self._tokens - first
         self._waiting.append(tokens_N)
+        self._contents += documents.contents_D[len(ends) - index.shape[1] :]
         self._index.append(index[:, index[1] > index[0]])  # an empty document is in no row
         self._tokens += len(tokens_N)
 
     def rows_ready(self) -> int:
         """Whole rows that wait to be taken."""
         return self._tokens // self.row_length
+
+    def shard_ready(self, size: int) -> int:
+        """Rows of the next shard, where all of them wait, else 0: so many, or those of enough bytes of images."""
+        total = 0
+        for number, content in enumerate(self._contents[: size - 1], start=1):
+            total += len(content)
+            if total >= _MOST_CONTENTS:
+                return number
+        return size if self.rows_ready() >= size else 0
 
     def take(self, count: int) -> Packed:
         """The next `count` rows, (count, row_length), with their documents; no more than `rows_ready`."""
@@ -89,10 +106,12 @@ class Packer:
             documents=self._documents(index, count),
             subsets=self._counts(index, size),
             next=_place(index[:, last], size),
+            contents=self._contents[:count] or None,
         )
         left = index[:, last + int(ends_here) :].copy()
         left[:2] -= size
         self._waiting, self._index, self._tokens = [tokens_N[size:]], [left], self._tokens - size
+        del self._contents[:count]
         return packed
 
     def _documents(self, index: NDArray[np.int64], count: int) -> pa.Array:

@@ -56,6 +56,10 @@ class PairPacker:
         """Rows that wait to be taken."""
         return self._ready
 
+    def shard_ready(self, size: int) -> int:
+        """Rows of the next shard, where all of them wait; else 0."""
+        return size if self.rows_ready() >= size else 0
+
     def take(self, count: int) -> Packed:
         """The next `count` rows, (count, row_length), with their documents; no more than `rows_ready`."""
         rows_NT, index = np.concatenate(self._waiting), np.concatenate(self._index, axis=1)

@@ -5,26 +5,39 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from tokendrop.atomic import atomic_write, exclusive_lock
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.corpus.image_records import classes_of, list_images
 from tokendrop.data.corpus.records import RecordForm, read_records
 from tokendrop.data.corpus.sources import SourceFile, list_files
 from tokendrop.data.prepare.examples import ExampleForm
 from tokendrop.data.prepare.stages import Work, tokenized
+from tokendrop.data.prepare.tokenize import build_tokenize
 from tokendrop.data.prepare.writer import ShardWriter
+from tokendrop.data.read.image_rows import IMAGE_ROW
 from tokendrop.data.read.pair_runs import pair_row_length
 from tokendrop.data.read.row_reader import FAILED, note_failure
 from tokendrop.data.shards.files import check_files
 from tokendrop.data.shards.format import FORMAT, MANIFEST, TOKENIZER, Header
 from tokendrop.data.shards.manifest import Manifest, read_header, read_manifest
-from tokendrop.data.tokenizer import by_weight, load_tokenizer, train_tokenizer, vocab_size
+from tokendrop.data.tokenizer import (
+    by_weight,
+    label_vocabulary,
+    labels_of,
+    load_tokenizer,
+    train_tokenizer,
+    vocab_size,
+)
 from tokendrop.errors import UserError
 
-_ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences", "examples": "an example"}
+_ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences", "examples": "an example", "images": "an image"}
+
+_OF_IMAGES = ("PIL", "torchvision")
 
 Progress = Callable[[int, int], None]
 
@@ -45,23 +58,30 @@ class Corpus:
 def find_corpus(config: ExperimentConfig) -> Corpus:
     """List a job's files.
 
-    Files of several sources take turns, so that all of them are at hand early; each source keeps its own order.
+    Files that are held out come first, for training waits for them. Those of several sources take turns, so that all
+    sources are at hand early; each keeps its own order.
 
     Raises:
-        UserError: a source has no files, or they can't be listed.
+        UserError: a source has no files, they can't be listed, or one is both held out and trained on.
     """
     data, shards = config.data, Path(config.data.folder).absolute()
+    if config.task.reads == "images" and (missing := [one for one in _OF_IMAGES if find_spec(one) is None]):
+        raise UserError(f"task.kind: '{config.task.kind}' wants {missing[0]}; pip install 'tokendrop[vision]'")
+    list_all = list_images if config.task.reads == "images" else list_files
     if data.tokenizer:
         load_tokenizer(data.tokenizer, config.task.reads)
     found: list[tuple[float, int, str, SourceFile, str]] = []
     split = "train" if data.validation_corpus else ""
     for number, source in enumerate(data.mixture):
-        files = list_files(source.corpus, cache=shards, key=data.corpus_key(number))
+        files = list_all(source.corpus, cache=shards, key=data.corpus_key(number))
         found += [((place + 0.5) / len(files), number, source.name, file, split) for place, file in enumerate(files)]
     found.sort(key=lambda one: one[:2])
-    for split, corpus in data.held_out_corpora.items():
-        files = list_files(corpus, cache=shards, key=f"data.{split}_corpus")
-        found += [(1.0, 0, data.mixture[0].name, file, split) for file in files]
+    for split, corpus in reversed(data.held_out_corpora.items()):
+        files = list_all(corpus, cache=shards, key=f"data.{split}_corpus")
+        others = {one[3].resolved for one in found}
+        if twice := [file.name for file in files if file.resolved in others]:
+            raise UserError(f"data.{split}_corpus: {min(twice)} is in another part of the corpus too; want it in one")
+        found = [(0.0, 0, data.mixture[0].name, file, split) for file in files] + found
     sources, files, splits = (
         tuple(one[2] for one in found),
         tuple(one[3] for one in found),
@@ -117,14 +137,15 @@ def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:
     _check_vocabulary(config, manifest.header.vocab_size)
     train, validation = manifest.committed("train").rows, manifest.committed("validation").rows
     empty = [("train", "less", data.corpus_key(number)) for number, rows in enumerate(train) if not rows]
-    if not any(validation) and data.validation_corpus:
-        raise UserError(f"data.validation_corpus: its documents make no row of {row}; want more text")
+    for split in data.held_out_corpora:
+        if not any(manifest.committed(split).rows):
+            raise UserError(f"data.{split}_corpus: its documents make no row of {row}; want more text")
     if not any(validation):
         empty.append(("validation", "more", data.corpus_key(0)))
     if data.epoch_samples not in (None, sum(train)):
         raise UserError(
-            f"data.epoch_samples: this corpus makes {sum(train):,} training samples, the job says"
-            f" {data.epoch_samples:,}"
+            f"data.epoch_samples: this corpus makes {sum(train):,} training samples ({manifest.header.rejected:,}"
+            f" documents were rejected), the job says {data.epoch_samples:,}; want data.epoch_samples={sum(train)}"
         )
     for split, remedy, key in empty:
         raise UserError(
@@ -134,6 +155,8 @@ def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:
 
 
 def _check_vocabulary(config: ExperimentConfig, size: int) -> None:
+    if config.task.reads == "images":
+        return  # its labels were counted
     if size > config.model.vocab_size:
         raise UserError(f"model.vocab_size: want at least the tokenizer's {size} tokens, got {config.model.vocab_size}")
 
@@ -146,7 +169,7 @@ def _fingerprint(
     parts = [
         FORMAT,
         config.model.kind,
-        config.model.sequence_length,
+        _sequence_length(config),
         [(source.name, source.only) for source in data.mixture],
         (data.text_key, data.subset_key, data.max_document_bytes),
         (data.validation_share, data.test_share, data.rows_per_shard, data.pairs.short_share),
@@ -158,6 +181,8 @@ def _fingerprint(
         parts.append([*splits])
     if examples := _examples(config):
         parts.append([config.task.columns, astuple(examples)])
+    if config.task.reads == "images":
+        parts.append([config.task.columns, getattr(config.task, "labels", ()), config.model.vocab_size])
     if (data.text_unit, data.end_of_text, data.tsv_header) != ("piece", True, True):
         parts.append([data.text_unit, data.end_of_text, data.tsv_header])
     if not data.tokenizer and len(data.mixture) > 1:  # the one that is trained depends on them
@@ -167,6 +192,8 @@ def _fingerprint(
 
 
 def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
+    if config.task.reads == "images":
+        return label_vocabulary(_labels(config, corpus))
     if config.data.tokenizer:
         return load_tokenizer(config.data.tokenizer, config.task.reads)
     if (corpus.folder / MANIFEST).exists():
@@ -194,22 +221,46 @@ def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
 
 def _form(config: ExperimentConfig, source: str) -> RecordForm:
     (one,) = (one for one in config.data.mixture if one.name == source)
-    return RecordForm.of(config.data, one, columns=config.task.columns)
+    return RecordForm.of(config.data, one, columns=config.task.columns, images=config.task.reads == "images")
 
 
 def _examples(config: ExperimentConfig) -> ExampleForm | None:
     return ExampleForm.of(config.task, config.model.sequence_length) if config.task.reads == "examples" else None
 
 
+def _sequence_length(config: ExperimentConfig) -> int:
+    """What shards depend on: images are kept as their files are, whatever the model makes of them."""
+    return 1 if config.task.reads == "images" else config.model.sequence_length
+
+
+def _labels(config: ExperimentConfig, corpus: Corpus) -> list[str]:
+    """The classes of images in their order.
+
+    Raises:
+        UserError: their number is not the model's.
+    """
+    classes, given = config.model.vocab_size, getattr(config.task, "labels", ())
+    if given:
+        return [*given]
+    folders = classes_of(corpus.files)
+    if not folders:
+        return [str(number) for number in range(classes)]
+    if len(folders) != classes:
+        raise UserError(f"model.classes: this corpus has folders of {len(folders)} classes, the job says {classes}")
+    return sorted(folders)
+
+
 def _row_length(config: ExperimentConfig) -> int:
     if examples := _examples(config):
         return examples.row_length
+    if config.task.reads == "images":
+        return IMAGE_ROW
     length = config.model.sequence_length
     return length + 1 if config.task.reads == "text" else pair_row_length(length)
 
 
 def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    folder, length, kind = corpus.folder, config.model.sequence_length, config.task.reads
+    folder, length, kind = corpus.folder, _sequence_length(config), config.task.reads
     atomic_write(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
     header = Header(
         format=FORMAT,
@@ -225,12 +276,18 @@ def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> No
 
 
 def _write(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer, progress: Progress) -> Manifest:
-    writer = ShardWriter(corpus.folder, config.data, file_sources=corpus.sources)
+    writer = ShardWriter(corpus.folder, config.data, file_sources=corpus.sources, file_splits=corpus.splits)
     work = [
         Work(number, corpus.files[number], _form(config, corpus.sources[number]), after, corpus.splits[number])
         for number, after in writer.todo()
     ]
-    for block in tokenized(work, config.data, tokenizer, config.task.reads, _examples(config)):
+    if config.task.reads == "images":
+        from tokendrop.data.prepare.images import build_image_rows  # which wants Pillow
+
+        tokenize = build_image_rows(config.data, labels_of(tokenizer))
+    else:
+        tokenize = build_tokenize(config.data, tokenizer, config.task.reads, _examples(config))
+    for block in tokenized(work, tokenize):
         writer.add(block)
         progress(writer.documents, writer.tokens)
     return writer.finish()

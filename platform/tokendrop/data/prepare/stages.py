@@ -1,31 +1,22 @@
 """The stages of preparation on Ray Data: read -> tokenize, in the order of the corpus."""
 
-import hashlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
-from tokendrop.config.data import DataConfig, DataKind
 from tokendrop.data.corpus.records import Record, RecordForm, read_records
 from tokendrop.data.corpus.sources import SourceFile
-from tokendrop.data.prepare.encoder import Encoder, build_encoder
-from tokendrop.data.prepare.examples import ExampleForm, example_rows
-from tokendrop.data.prepare.sentences import split_sentences
-from tokendrop.data.shards.format import SPLITS
-from tokendrop.data.tokenizer import end_of_text, token_type
 from tokendrop.errors import UserError
 
 # What a block of documents that goes from one stage to the next may hold; the last document may go over.
@@ -55,11 +46,11 @@ class Work:
     """Of all of its documents; empty where each goes by its hash."""
 
 
-def tokenized(
-    work: list[Work], data: DataConfig, tokenizer: Tokenizer, kind: DataKind, examples: ExampleForm | None = None
-) -> Iterator[pa.Table]:
+def tokenized(work: list[Work], tokenize: Callable[[pa.Table], pa.Table]) -> Iterator[pa.Table]:
     """Blocks of tokenized records, each of one file, in the order of the work, whatever the number of workers.
 
+    Args:
+        tokenize: of a block of records, see tokenize.py.
     Raises:
         UserError: a file can't be read. It travels to here as a line with an `error`: a task that raised it
             instead would be tried again, and reported with Ray's traceback. Or the processes that read or tokenize
@@ -67,10 +58,6 @@ def tokenized(
         RayError: processes of the cluster die for another reason.
     """
     _hide_progress_logs()
-    shares = data.validation_share, data.test_share
-    end = (end_of_text(tokenizer),) if kind == "text" and data.end_of_text else ()
-    encode = partial(_encode, tokenizer=tokenizer.to_str(), kind=kind, end=end, examples=examples)
-    tokenize = partial(_tokenize, encode=encode, shares=shares)
     left = deque(work)
     while left:
         readers = _readers()
@@ -184,7 +171,7 @@ def _read(batch: Any, *, work: list[Work], block: tuple[int, int]) -> Iterator[p
     try:
         for record in read_records(one.file, one.form, after=one.after):
             records.append(record)
-            characters += len(record.text)
+            characters += len(record.text) + len(record.content)
             if characters >= longest or len(records) >= most:
                 yield _block(one.number, records, split=one.split)
                 records, characters = [], 0
@@ -201,89 +188,10 @@ def _block(file: int, records: list[Record], error: str = "", *, split: str = ""
             "file": pa.array([file] * len(lines), pa.int32()),
             "record": pa.array([line.number for line in lines], pa.int64()),
             "text": pa.array([line.text for line in lines], pa.large_string()),
+            "content": pa.array([line.content for line in lines], pa.large_binary()),
             "split": pa.array([split] * len(lines), pa.string()),
             "subset": pa.array([line.subset for line in lines], pa.string()),
             "reason": pa.array([line.reason for line in lines], pa.string()),
             "error": pa.array([""] * len(records) + [error] * bool(error), pa.string()),
         }
     )
-
-
-class _Encoded(NamedTuple):
-    """What texts became, one by one."""
-
-    ids: list[NDArray[np.uint32]]
-    dtype: type
-    sentences: list[NDArray[np.int64]] | None = None
-    reasons: list[str] | None = None
-
-
-def _encode(
-    texts: list[str], *, tokenizer: str, kind: DataKind, end: tuple[int, ...], examples: ExampleForm | None
-) -> _Encoded:
-    """Texts become their tokens, with what ends a text; or with the lengths of their sentences; examples their rows."""
-    encoder = build_encoder(tokenizer)
-    dtype = token_type(encoder.vocab_size)
-    if examples is not None:
-        rows, reasons = example_rows(tokenizer, texts, examples)
-        return _Encoded(rows, dtype, reasons=reasons)
-    if kind == "text":
-        return _Encoded(_ended(encoder, texts, end), dtype)
-    ids, sentences = _by_sentence(encoder, texts)
-    return _Encoded(ids, dtype, sentences)
-
-
-def _tokenize(block: pa.Table, *, encode: Callable[[list[str]], _Encoded], shares: tuple[float, float]) -> pa.Table:
-    """The records of a block with their tokens, and the split that each goes to."""
-    texts: list[str] = block.column("text").to_pylist()
-    errors, reasons = block.column("error"), block.column("reason").to_pylist()
-    try:
-        ids, dtype, sentences, found = encode(texts)
-        reasons = [*map(max, zip(reasons, found or reasons, strict=True))]  # "" is the least
-    except Exception as error:  # the libraries raise bare Exception
-        reason = " ".join(str(error).split())
-        errors = pa.array([f"data.tokenizer: it can't take this corpus ({reason})"] * len(texts), pa.string())
-        ids, sentences, dtype = [np.empty(0, np.uint32) for _ in texts], None, np.uint32
-    encoded, splits = [text.encode() for text in texts], block.column("split").to_pylist()
-    return pa.table(
-        {
-            "tokens": _lists(ids, dtype),
-            "sentences": _lists(sentences or [np.empty(0)] * len(texts), np.int64),
-            "split": pa.array(
-                [SPLITS.index(split or _split(text, shares)) for text, split in zip(encoded, splits, strict=True)],
-                pa.int8(),
-            ),
-            "bytes": pa.array([len(text) for text in encoded], pa.int64()),
-            "error": errors,
-            "reason": pa.array(reasons, pa.string()),
-            **{name: block.column(name) for name in ("file", "record", "subset")},
-        }
-    )
-
-
-def _ended(encoder: Encoder, texts: list[str], end: tuple[int, ...]) -> list[NDArray[np.uint32]]:
-    """The tokens of each text and what ends it; an empty text has none."""
-    return [np.append(ids, np.array(end, np.uint32)) if len(ids) else ids for ids in encoder(texts)]
-
-
-def _by_sentence(encoder: Encoder, texts: list[str]) -> tuple[list[NDArray[np.uint32]], list[NDArray[np.int64]]]:
-    """The tokens of each text, and how many of them each of its sentences has."""
-    split = [split_sentences(text) for text in texts]
-    tokens = encoder([sentence for sentences in split for sentence in sentences])
-    lengths = np.array([len(ids) for ids in tokens], np.int64)
-    firsts = np.cumsum([0, *map(len, split)])
-    here = [slice(start, stop) for start, stop in pairwise(firsts)]
-    nothing = np.empty(0, np.uint32)
-    return [np.concatenate([nothing, *tokens[some]]) for some in here], [lengths[some] for some in here]
-
-
-def _lists(values: Sequence[NDArray[Any]], dtype: type) -> pa.ListArray:
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate([np.empty(0), *values]).astype(dtype)))
-
-
-def _split(text: bytes, shares: tuple[float, float]) -> str:
-    """By a hash of the document, so that equal documents are never on two sides, and larger shares only add."""
-    validation, test = shares
-    place = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
-    return "validation" if place < validation else "test" if place >= 1 - test else "train"

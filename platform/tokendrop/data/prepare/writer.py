@@ -41,22 +41,30 @@ _REJECTED_SCHEMA = pa.schema(
 )
 
 
+_Part = tuple[str, str]
+"""Files of one source and, where all their documents are of the same, of one split."""
+
+
 class ShardWriter:
     """Packs documents into rows and rows into shards, each committed as soon as it is full.
 
     What a shard holds is a function of the corpus, so an attempt that goes on writes what the first would have.
     """
 
-    def __init__(self, folder: Path, data: DataConfig, *, file_sources: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, data: DataConfig, *, file_sources: Sequence[str], file_splits: Sequence[str] | None = None
+    ) -> None:
         """
         Args:
             folder: with a header; shards that are committed there stay.
             file_sources: the source of each of the header's files.
+            file_splits: that of each file's documents; empty where each goes its own way, as without them.
         """
         remove_partial(folder)
         drop_torn_line(folder)
         self.folder, self.max_rejected = folder, data.max_rejected
-        self.file_sources: tuple[str, ...] = tuple(file_sources)
+        splits = file_splits or [""] * len(file_sources)
+        self._parts: list[_Part] = list(zip(file_sources, splits, strict=True))
         manifest = read_counts(folder)
         self.header: Header = manifest.header
         self._subsets: tuple[SubsetCounts, ...] = sum_by_subset(manifest.table)
@@ -69,8 +77,8 @@ class ShardWriter:
             for source in self.header.sources
             for split in self._rows
         }
-        self._restart = {source: min(self._places(source), key=_order) for source in self.header.sources}
-        self.seen = {source: place.seen for source, place in self._restart.items()}
+        self._restart = {part: min(self._places(part), key=_order) for part in dict.fromkeys(self._parts)}
+        self.seen = {part: place.seen for part, place in self._restart.items()}
         self._rejected = self._earlier_rejected()
         self._written_rejected = len(self._rejected)
 
@@ -86,8 +94,8 @@ class ShardWriter:
 
     def todo(self) -> Iterator[tuple[int, int]]:
         """Files that are still to be read, and the records of each to leave out."""
-        for file, source in enumerate(self.file_sources):
-            place = self._restart[source]
+        for file, part in enumerate(self._parts):
+            place = self._restart[part]
             if file >= place.file:
                 yield file, place.record - 1 if file == place.file else 0
 
@@ -98,19 +106,19 @@ class ShardWriter:
             UserError: more are rejected than may be, or a file is damaged.
         """
         file = block.column("file")[0].as_py()
-        source = self.file_sources[file]
+        part = self._parts[file]
         reasons = block.column("reason").to_pylist()
         records = block.column("record").to_numpy()
         self._rejected += [(file, int(records[n]), reason) for n, reason in enumerate(reasons) if reason]
         splits = block.column("split").to_numpy()
-        seen = self.seen[source] + np.arange(block.num_rows)
-        self.seen[source] += block.num_rows
+        seen = self.seen[part] + np.arange(block.num_rows)
+        self.seen[part] += block.num_rows
         accepted = np.array([not reason for reason in reasons], bool)
         for split in reversed(self._rows):  # training waits for held-out rows
             here = np.flatnonzero(accepted & (splits == SPLITS.index(split)))
             if len(here):
-                self._streams[source, split].packer.add(_documents(block, here, seen))
-                self._write_full(source, split)
+                self._streams[part[0], split].packer.add(_documents(block, here, seen))
+                self._write_full(part[0], split)
         self._judge(is_due=self.documents >= _JUDGED_FROM)
 
     def finish(self) -> Manifest:
@@ -137,24 +145,27 @@ class ShardWriter:
         header.write(self.folder)
         return replace(manifest, header=header)
 
-    def _places(self, source: str) -> list[Place]:
-        files = [number for number, name in enumerate(self.file_sources) if name == source]
+    def _places(self, part: _Part) -> list[Place]:
+        """Where the splits that this part's files feed go on."""
+        source, own = part
+        files = [number for number, one in enumerate(self._parts) if one == part]
         start = Place(file=files[0], record=1, token=0, seen=0)
-        places = [self._streams[source, split].begin or start for split in self._rows]
+        fed: set[str] = {own} if own else {*self._rows} - {split for _, split in self._parts}
+        places = [self._streams[source, split].begin or start for split in self._rows if split in fed]
         if any(place.file not in files for place in places):
             raise damaged(self.folder / SHARDS, f"a shard of '{source}' is to go on in the file of another source")
         return places
 
     def _write_full(self, source: str, split: Split) -> None:
-        size = self._rows[split]
-        while self._streams[source, split].packer.rows_ready() >= size:
-            self._write(source, split, size)
+        packer = self._streams[source, split].packer
+        while rows := packer.shard_ready(self._rows[split]):
+            self._write(source, split, rows)
 
     def _write(self, source: str, split: Split, rows: int) -> None:
         stream = self._streams[source, split]
         packed = stream.packer.take(rows)
         path = self.folder / shard_name(source, split, stream.shards)
-        size, digest = write_shard(path, packed.rows_NT, packed.documents)
+        size, digest = write_shard(path, packed.rows_NT, packed.documents, packed.contents)
         self._write_rejected()
         shard = Shard(
             source=source,
@@ -212,7 +223,7 @@ class ShardWriter:
         try:
             found = pq.read_table(path, schema=_REJECTED_SCHEMA).to_pylist()
             lines = [(line["number"], line["line"], line["reason"]) for line in found]
-            return [line for line in lines if line[:2] < _order(self._restart[self.file_sources[line[0]]])]
+            return [line for line in lines if line[:2] < _order(self._restart[self._parts[line[0]]])]
         except (OSError, pa.ArrowException, ValueError, IndexError, TypeError) as error:
             raise damaged(path, error) from None
 
@@ -251,6 +262,7 @@ def _documents(block: pa.Table, here: np.ndarray, seen: np.ndarray) -> Documents
         seen_D=seen[here],
         bytes_D=block.column("bytes").to_numpy()[here],
         sentences_N=_lists(block.column("sentences"), here)[0],
+        contents_D=_contents(block, here),
     )
 
 
@@ -264,3 +276,7 @@ def _lists(column: pa.ChunkedArray, here: np.ndarray) -> tuple[np.ndarray, np.nd
     else:
         found = np.concatenate([values[start:end] for start, end in zip(starts, ends, strict=True)])
     return found, (ends - starts).astype(np.int64)
+
+
+def _contents(block: pa.Table, here: np.ndarray) -> list[bytes]:
+    return block.column("content").take(here).to_pylist() if "content" in block.column_names else []

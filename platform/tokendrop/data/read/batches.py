@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -42,8 +42,7 @@ class MicroBatches(Generic[AnyBatch]):
         """
         self.make, self.split, self.rank = make, split, rank
         sizes = {"micro_batch": split.micro_batch, "world_size": split.world_size}
-        held_out = held_out_batches(make, *validation, **sizes, rank=rank)
-        self.held_out = [(batch.to(device), counts) for batch, counts in held_out]
+        self.held_out = HeldOutBatches(make, *validation, **sizes, rank=rank, device=device)
         self._copies = CopyStream(device) if device.type == "cuda" else None
         self._ahead = Prefetcher(partial(_read, make, train, split, self._copies))
 
@@ -62,28 +61,43 @@ class MicroBatches(Generic[AnyBatch]):
         return self.held_out
 
 
-def held_out_batches(
-    make: MakeBatch[AnyBatch],
-    ids_N: NDArray[np.int64],
-    rows_NT: NDArray[np.int64],
-    *,
-    micro_batch: int,
-    world_size: int = 1,
-    rank: int = 0,
-) -> list[tuple[AnyBatch, int]]:
+class HeldOutBatches(Sequence[tuple[AnyBatch, int]]):
     """A worker's share of the held-out rows in micro batches, each with how many of its rows count.
 
     Over all workers every row counts once. Each worker gets as many batches, for workers that share their weights
-    out gather them together: where there are too few, the first batch comes again and counts for nothing.
+    out gather them together: where there are too few, the first batch comes again and counts for nothing. A batch is
+    made when it is asked for: images take too much room for all at once.
     """
-    firsts = list(range(0, len(ids_N), micro_batch))
-    shares: list[tuple[AnyBatch, int]] = []
-    for number in range(rank, -(-len(firsts) // world_size) * world_size, world_size):
-        is_padding = number >= len(firsts)
-        first = 0 if is_padding else firsts[number]
-        some = slice(first, first + micro_batch)
-        shares.append((make(ids_N[some], rows_NT[some], number), 0 if is_padding else len(ids_N[some])))
-    return shares
+
+    def __init__(
+        self,
+        make: MakeBatch[AnyBatch],
+        ids_N: NDArray[np.int64],
+        rows_NT: NDArray[np.int64],
+        *,
+        micro_batch: int,
+        world_size: int = 1,
+        rank: int = 0,
+        device: torch.device = _HOST,
+    ) -> None:
+        self.make, self.ids_N, self.rows_NT, self.device = make, ids_N, rows_NT, device
+        self.micro_batch = micro_batch
+        batches = -(-len(ids_N) // micro_batch)
+        self._numbers = [
+            number if number < batches else None
+            for number in range(rank, -(-batches // world_size) * world_size, world_size)
+        ]
+        """Of the batches among all; None for one that counts for nothing."""
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        number = self._numbers[place]
+        first = (number or 0) * self.micro_batch
+        some = slice(first, first + self.micro_batch)
+        batch = self.make(self.ids_N[some], self.rows_NT[some], number or 0)
+        return batch.to(self.device), 0 if number is None else len(batch.sample_ids_B)
 
 
 class CopyStream:

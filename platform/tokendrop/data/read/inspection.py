@@ -81,6 +81,8 @@ def find_sample(folder: Path, sample: int, split: Split) -> Sample:
     elif header.kind == "examples":
         found = read_examples(np.array([tokens]), header.sequence_length)
         tokens = found.input_ids_BCS[found.attention_mask_BCS].tolist()
+    elif header.kind == "images":
+        tokens = [tokens[1]]  # whose text is its class
     documents = tuple(_part(found, header.files) for found in read_documents(folder, shard, inside))
     return Sample(
         sample=sample,

@@ -10,18 +10,23 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
+_ENDS_WITHIN_S = 1.0
+
+
 class Prefetcher(Generic[Key, Value]):
     """Calls a function in a thread of its own, one call at a time.
 
-    The thread is a daemon: a process that ends does not wait for rows that are not prepared yet.
+    The thread is a daemon: a process that ends does not wait for rows that are not prepared yet. It does wait a moment
+    for a call to end, for a thread that is within torch when Python ends takes the process down.
     """
 
     def __init__(self, make: Callable[[Key], Value]) -> None:
         self._asked: SimpleQueue[tuple[Key] | None] = SimpleQueue()
         self._made: SimpleQueue[Value | BaseException] = SimpleQueue()
         self._next: tuple[Key] | None = None
-        threading.Thread(target=_serve, args=(make, self._asked, self._made), daemon=True).start()
-        weakref.finalize(self, self._asked.put, None)
+        thread = threading.Thread(target=_serve, args=(make, self._asked, self._made), daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, self._asked, thread)
 
     def get(self, key: Key, *, then: Key) -> Value:
         """What the function makes of a key; that of the key `then` is made from now on.
@@ -39,6 +44,12 @@ class Prefetcher(Generic[Key, Value]):
         if isinstance(value, BaseException):
             raise value
         return value
+
+
+def _end(asked: "SimpleQueue[tuple[Key] | None]", thread: threading.Thread) -> None:
+    asked.put(None)
+    if thread is not threading.current_thread():
+        thread.join(_ENDS_WITHIN_S)
 
 
 def _serve(

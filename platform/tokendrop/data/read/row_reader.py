@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokendrop.config.data import DataConfig
+from tokendrop.data.read.image_rows import is_intact
 from tokendrop.data.read.order import ROW_BITS, NotPreparedError, SampleOrder, first_ids, rows_of
-from tokendrop.data.shards.files import map_shard
+from tokendrop.data.shards.files import Contents, map_shard
 from tokendrop.data.shards.format import Committed, ShardFile, Split, damaged, row_checksum
 from tokendrop.data.shards.manifest import ManifestReader, shard_files
 from tokendrop.errors import UserError
@@ -64,6 +65,7 @@ class Rows:
         self.split: Split = split
         self._reader = reader or ManifestReader(folder)
         self._mapped: dict[int, _Mapped] = {}
+        self._contents: dict[int, Contents] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -112,6 +114,26 @@ class Rows:
                 raise damaged(self.folder / self.shard_at(shard).file, f"row {row} has changed")
             rows_NT[place] = tokens_T
         return rows_NT
+
+    def image_files(self, sample_ids: NDArray[np.int64], checksums: NDArray[np.uint64]) -> list[bytes]:
+        """The file of each sample's image.
+
+        Args:
+            checksums: of the files, as the samples' rows have them.
+        Raises:
+            DamagedDataError: a file is not what was written; the message says where.
+        """
+        found: list[bytes] = []
+        for first, row, checksum in zip(*self.places(sample_ids), checksums, strict=True):
+            if first not in self._contents:
+                if len(self._contents) >= _MAPPED_SHARDS:
+                    self._contents.pop(next(iter(self._contents)))
+                shard = self.shard_at(first)
+                self._contents[first] = Contents(self.folder / shard.file, shard.rows, size=shard.bytes)
+            found.append(self._contents[first].read(row))
+            if not is_intact(found[-1], checksum):
+                raise damaged(self.folder / self.shard_at(first).file, f"the image of row {row} has changed")
+        return found
 
     def _map(self, first: int) -> _Mapped:
         if len(self._mapped) >= _MAPPED_SHARDS:
@@ -179,4 +201,4 @@ def held_out_ids(data: DataConfig, committed: Committed, sequences: int) -> NDAr
     """Sample ids of the first held-out rows, of each source by its weight; fewer where fewer were held out."""
     shares = data.held_out_shares(sequences)
     counts = [min(have, share) for have, share in zip(committed.rows, shares, strict=True)]
-    return np.concatenate([first_ids(source, count) for source, count in enumerate(counts)])[:sequences]
+    return np.concatenate([first_ids(source, count) for source, count in enumerate(counts)])

@@ -113,6 +113,29 @@ def map_shard(
     return rows_NT, checks_N
 
 
+class Contents:
+    """The mapped files of a shard's images."""
+
+    def __init__(self, path: Path, rows: int, *, size: int | None = None) -> None:
+        """
+        Args:
+            size: of the shard, bytes.
+        Raises:
+            DamagedDataError: it can't be read, or does not have so many.
+        """
+        try:
+            self._content = _map(path, size)
+            offsets, self._values = read_layout(memoryview(self._content)).buffers[-2:]  # of the last column
+            self._offsets_N = np.frombuffer(self._content, np.int64, rows + 1, offsets.start)
+        except (OSError, ValueError, IndexError, pa.ArrowException) as error:
+            raise damaged(path, error) from None
+
+    def read(self, row: int) -> bytes:
+        """The file of a row's image; any bytes where the shard is damaged."""
+        start, end = self._offsets_N[row : row + 2].clip(0, self._values.length).tolist()
+        return self._content[self._values.start + start : self._values.start + max(start, end)].to_pybytes()
+
+
 def read_documents(folder: Path, shard: ShardFile, row: int) -> list[dict[str, int | str]]:
     """The documents of one row, as `DOCUMENTS` has them.
 

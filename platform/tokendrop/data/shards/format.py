@@ -9,7 +9,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import BufferedReader
@@ -160,15 +160,25 @@ def open_plain(path: Path) -> BufferedReader:
     return file
 
 
-def write_shard(path: Path, rows_NT: NDArray[np.integer], documents: pa.Array) -> tuple[int, str]:
-    """Write rows (N, row_length) of uint16 or uint32 with their documents, whole or not at all; bytes and sha256."""
+def write_shard(
+    path: Path, rows_NT: NDArray[np.integer], documents: pa.Array, contents: Sequence[bytes] | None = None
+) -> tuple[int, str]:
+    """Write rows (N, row_length) of uint16 or uint32 with their documents, whole or not at all; bytes and sha256.
+
+    Args:
+        contents: the file of each row's image.
+    """
     rows_NT = np.ascontiguousarray(rows_NT)
     columns = [
         pa.FixedSizeListArray.from_arrays(pa.array(rows_NT.reshape(-1)), rows_NT.shape[1]),
         pa.array([row_checksum(row) for row in rows_NT], pa.uint64()),
         documents,
     ]
-    batch = pa.record_batch(columns, names=["tokens", "xxh3_64", "documents"])
+    names = ["tokens", "xxh3_64", "documents"]
+    if contents is not None:
+        columns.append(pa.array(contents, pa.large_binary()))  # the last column, see `files.Contents`
+        names.append("contents")
+    batch = pa.record_batch(columns, names=names)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
