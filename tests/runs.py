@@ -3,13 +3,19 @@
 import os
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.track.journal import MetricsTail, read_steps
+from tokendrop.track.run_folder import describe_run
+from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.checkpoint_index import CHECKPOINTS
+from tokendrop.train.worker import build_engine
 
 FLOAT64 = 1e-10  # losses of runs that differ in nothing but the order of their sums
 
@@ -49,6 +55,21 @@ def config_of(job: Path, *overrides: str) -> ExperimentConfig:
 
 def losses(run: Path) -> list[float]:
     return [row["loss"] for row in read_steps(run)]
+
+
+def begin(folder: Path, config: ExperimentConfig, *, step: int = 4) -> Path:
+    """The folder of a run of the job, with one checkpoint; without one at step 0."""
+    run, data = folder / "run", folder / "data"
+    run.mkdir()
+    data.mkdir()
+    (data / "tokenizer.json").write_text("{}")
+    describe_run(run, config, data)
+    if step:
+        engine, _ = build_engine(config, torch.device("cpu"))
+        checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, meta={"model": asdict(config.model), "name": config.name})
+        checkpoints.save(engine, step)
+        checkpoints.wait()
+    return run
 
 
 def kill_at(runs: Path, step: int) -> None:

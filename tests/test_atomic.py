@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokendrop.atomic import exclusive_lock
+from tokendrop.atomic import LOCK, exclusive_lock, is_locked
 from tokendrop.errors import UserError
 
 HOLD = """
@@ -58,3 +58,14 @@ def test_a_folder_that_cant_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"/file/below: can't write there \(Not a directory\)$"):
         exclusive_lock(tmp_path / "file" / "below").__enter__()
+
+
+def test_who_asks_sees_whether_a_process_is_at_work_and_stops_nobody(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path)
+    assert not (tmp_path / LOCK).exists()
+    with holder(tmp_path, seconds=60) as other:
+        assert is_locked(tmp_path)
+        other.kill()
+        other.wait()
+    assert not is_locked(tmp_path)
+    exclusive_lock(tmp_path, patience_s=0).__enter__()

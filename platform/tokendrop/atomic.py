@@ -69,6 +69,18 @@ def exclusive_lock(
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process, on any machine, holds the `exclusive_lock` of a folder."""
+    try:
+        with (folder / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # beside others who ask; the end of the block frees it
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return False
+    return False
+
+
 def _locks(lock: TextIO) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

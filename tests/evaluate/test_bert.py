@@ -97,13 +97,14 @@ def test_a_run_is_finetuned_on_examples_judged_and_exported(run: Path, job: Path
     folder = job.parent / "finetuned"
     folder.mkdir()
     lines = [{"sentence": one, "label": len(one) % 2} for one in texts(40, seed=5)]
-    corpus = folder / "examples.jsonl"
-    corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus, held_out = folder / "examples.jsonl", folder / "held_out.jsonl"
+    for file in (corpus, held_out):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     trained_on = load_job(job).model
     model = {"kind": "bert", "sequence_length": 16, "vocab_size": 512}
     model |= {key: getattr(trained_on, key) for key in ("layers", "width", "heads")} | {"init_from": str(run)}
     task = {"kind": "text_classification", "preset": "sst2", "metrics": ["accuracy", "f1", "matthews_correlation"]}
-    branches = {"data": {"validation_corpus": [str(corpus)]}, "train": {"length": "2 epochs", "precision": "fp64"}}
+    branches = {"data": {"validation_corpus": [str(held_out)]}, "train": {"length": "2 epochs", "precision": "fp64"}}
     drops = {"method": "random_ltd", "full_length_layers": "first", "schedule": {"kind": "constant", "kept": 8}}
     tiny_job(folder, [corpus], model=model, task=task, drop=drops, evaluate={"sequences": 40}, **branches)
     main(["train", str(folder / "job.yaml"), "run=glue"])

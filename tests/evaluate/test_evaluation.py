@@ -19,8 +19,6 @@ from tokendrop.evaluate.held_out import held_out_figures, precision_here
 from tokendrop.evaluate.load import load_run, locate
 from tokendrop.evaluate.suites import SUITES, main_metric
 from tokendrop.evaluate.tasks import Evaluation
-from tokendrop.track.journal import METRICS
-from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.device import autocast
 from tokendrop.train.sealed import read_sealed_text, seal_text
@@ -135,6 +133,44 @@ def test_the_papers_suite_is_19_tasks_and_the_mean_of_what_each_is_judged_by(own
     assert result["average"] == pytest.approx(np.mean(scores))
 
 
+def test_a_task_reads_local_documents_in_the_place_of_its_own(own_run: Path, documents: Path, capsys):
+    """Those of the splits that are there; a task without a folder there keeps its own."""
+    data = documents / "data"
+    (data / "tiny_choices").mkdir(parents=True)
+    own = (documents / "documents.jsonl").read_text().splitlines(keepends=True)
+    (data / "tiny_choices" / "test.jsonl").write_text("".join(own[:5]))
+    names = ["--tasks", "tiny_choices,tiny_last_word", "--include", str(TASKS), "--task-data", str(data)]
+    main(["evaluate", str(own_run), *names, "--no-validation", "--json"])
+    assert json.loads(capsys.readouterr().out)["n_samples"] == {"tiny_choices": 5, "tiny_last_word": 12}
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_several_checkpoints_are_evaluated_side_by_side_as_one_is(tiny_run: Path, own_run: Path, tmp_path, capsys):
+    runs = [str(tiny_run), str(locate(own_run)[0])]
+    main(["evaluate", *runs, "--json"])
+    found = json.loads(capsys.readouterr().out)["evaluations"]
+    assert [one["checkpoint"] for one in found] == [str(locate(Path(run))[0]) for run in runs]
+    for run, one in zip(runs, found, strict=True):
+        main(["evaluate", run, "--json"])
+        alone = json.loads(capsys.readouterr().out)
+        assert one["validation"] == pytest.approx(alone["validation"], rel=1e-5)
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", *runs, str(tmp_path)])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"tokendrop: {tmp_path}: want a run folder with a committed checkpoint")
+
+
+def test_local_documents_that_are_not_there_are_told(own_run: Path, documents: Path):
+    with pytest.raises(UserError, match=r"^--task-data: nowhere is not a folder; want one that holds TASK/SPLIT"):
+        evaluate_run(own_run, Evaluation(tasks=["tiny_choices"], include=TASKS, task_data=Path("nowhere")))
+    (documents / "data" / "tiny_choices").mkdir(parents=True)
+    (documents / "data" / "tiny_choices" / "train.jsonl").touch()
+    with pytest.raises(UserError, match=r"^--task-data: .*/data/tiny_choices has no documents of tiny_choices; want t"):
+        evaluate_run(own_run, Evaluation(tasks=["tiny_choices"], include=TASKS, task_data=documents / "data"))
+
+
 @pytest.mark.parametrize(
     ("scores", "metric"),
     [
@@ -154,36 +190,6 @@ def test_an_evaluation_of_nothing_or_to_nowhere_is_refused(own_run: Path, compla
     (own_run / "file").touch()
     for output in (own_run / "file" / "result.json", own_run):
         assert "can't be written" in complaint("evaluate", own_run, "--output", output)
-
-
-def test_mlflow_gets_the_numbers_at_the_checkpoints_step(own_run: Path, documents: Path):
-    uri = f"sqlite:///{documents}/mlflow.db"
-    change_job(own_run, "track", uri=uri)
-    (own_run / METRICS).touch()
-
-    result = evaluate_run(own_run, Evaluation(tasks=["tiny_choices"], include=TASKS))
-
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=uri)
-    run_id = MlflowMirror(own_run, open_run_folder(own_run)[0]).run_id
-    logged = client.get_run(run_id).data.metrics
-    assert logged["eval/tiny_choices_acc"] == result["results"]["tiny_choices"]["acc"]
-    assert logged["eval/validation_loss"] == pytest.approx(result["validation"]["val_loss"])
-    assert logged["eval/validation_perplexity"] == pytest.approx(result["validation"]["perplexity"])
-    assert [point.step for point in client.get_metric_history(run_id, "eval/tiny_choices_acc")] == [7]
-    (folder,) = client.list_artifacts(run_id, "evaluations")
-    assert [file.path for file in client.list_artifacts(run_id, folder.path)] == [f"{folder.path}/result.json"]
-
-
-def test_an_mlflow_that_is_away_costs_one_line_and_nothing_else(own_run: Path, tiny_run: Path, capsys):
-    change_job(own_run, "track", uri="http://127.0.0.1:9")
-
-    result = evaluate_run(own_run, Evaluation())
-
-    assert result["validation"] == held_out_figures(tiny_run)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("mlflow   not reached")
 
 
 def change_job(run: Path, branch: str, **changes: object) -> None:

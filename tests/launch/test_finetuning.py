@@ -87,7 +87,15 @@ def test_its_length_is_that_of_the_epochs_and_each_sample_comes_once_in_each(run
 
 def test_it_begins_with_the_weights_and_learns(run: Path, folder: Path) -> None:
     """The first step's loss is that of random weights of a third the size, which are the folder's."""
-    main(["train", str(write_job(folder, "again")), f"model.init_from={run}", "train.length=1 steps"])
+    main(
+        [
+            "train",
+            str(write_job(folder, "again")),
+            f"model.init_from={run}",
+            "train.length=1 steps",
+            "scaling.workers=2",
+        ]
+    )
     assert losses(folder / "runs" / "again")[0] < losses(run)[0] - 0.5
 
 
@@ -101,6 +109,20 @@ def test_it_goes_on_without_the_model_that_it_began_with(run: Path, folder: Path
     finally:
         shutil.move(moved, folder / "gpt2")
     np.testing.assert_allclose(losses(folder / "runs" / "moved"), losses(run), rtol=FLOAT64)
+
+
+def test_a_run_whose_length_was_in_steps_goes_on_in_epochs(folder: Path) -> None:
+    job = write_job(folder, "counted")
+    in_steps = [
+        "train.length=2 steps",
+        "drop.schedule={kind: constant, kept: 8}",
+        "checkpoint.every=2 steps",
+        "evaluate.every=100%",
+    ]
+    main(["train", str(job), *in_steps])
+    main(["train", str(job), *in_steps, "train.length=0.2 epochs"])
+    config, _ = open_run_folder(folder / "runs" / "counted")
+    assert config.steps == len(losses(folder / "runs" / "counted")) == ceil(config.data.epoch_samples / 40)
 
 
 def test_an_evaluation_gives_perplexities_per_token_and_per_word_of_both_splits(run: Path, capsys) -> None:

@@ -6,35 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tiny import experiment, loss_of
-from tokendrop.config.experiment import ExperimentConfig
+from runs import begin
+from tiny import experiment
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.launch.resume import check_goes_on
-from tokendrop.models.build import build_model
-from tokendrop.track.run_folder import describe_run
-from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS, META, committed, read_meta, write_meta
-from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.sealed import file_sha256
 from tokendrop.train.storage import INDEX
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
-
-def begin(folder: Path, config: ExperimentConfig, *, step: int = 4) -> Path:
-    """A run of the job with one checkpoint."""
-    run, data = folder / "run", folder / "data"
-    run.mkdir()
-    data.mkdir()
-    (data / "tokenizer.json").write_text("{}")
-    describe_run(run, config, data)
-    model = build_model(config.model, seed=0)
-    engine = DdpEngine(model, build_optimizers(model, config.train), model.tokens.weight.dtype, loss=loss_of)
-    checkpoints = Checkpoints(run / CHECKPOINTS, keep=1, meta={"model": asdict(config.model), "name": config.name})
-    checkpoints.save(engine, step)
-    checkpoints.wait()
-    return run
 
 
 @pytest.fixture(scope="module")

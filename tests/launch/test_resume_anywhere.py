@@ -17,7 +17,7 @@ from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.data.read.row_reader import FAILED
 from tokendrop.errors import DamagedDataError
-from tokendrop.launch.results import with_absolute_paths
+from tokendrop.launch.results import RESULTS, with_absolute_paths
 from tokendrop.launch.resume import shards_at_hand
 from tokendrop.track.mlflow import absolute_uri
 from tokendrop.track.run_folder import ENVIRONMENT, open_run_folder
@@ -108,6 +108,12 @@ def test_shards_may_be_moved_are_used_by_other_runs_and_what_lacks_is_named(
     assert shards_at_hand(load_job(job, [f"data.folder={elsewhere}"]), run) == moved
     assert shards_at_hand(load_job(job, [f"data.folder={elsewhere}", "data.corpus=[other]"]), run) is None
     assert shards_at_hand(load_job(job, [f"data.folder={elsewhere}", "data.tokenizer=null"]), run) is None
+    for change in (
+        *("data.text_unit=line", "data.end_of_text=false", "data.text_key=body", "data.validation_share=0.3"),
+        *("data.tsv_header=false", "data.rows_per_shard=9", "model.sequence_length=16"),
+    ):
+        assert shards_at_hand(load_job(job, [f"data.folder={elsewhere}", change]), run) is None, change
+    assert shards_at_hand(load_job(job, [f"data.folder={elsewhere}", "data.reader=ray_data"]), run) == moved
     lost = next(moved.glob("*train*.arrow"))
     lost.unlink()
     with pytest.raises(DamagedDataError, match=lost.name):
@@ -134,6 +140,12 @@ def test_a_submitted_job_reads_in_the_copy_that_each_node_has(user: Path, tmp_pa
     monkeypatch.chdir(copy)
     config = with_absolute_paths(load_job("tiny.yaml", ["data.tokenizer=tokenizer.json"]))
     assert (config.data.corpus, config.data.tokenizer) == (("text/*",), "tokenizer.json")
+    monkeypatch.setenv(RESULTS, str(tmp_path / "results"))
+    for name in ("text", "runs/mine"):
+        (tmp_path / "results" / name).mkdir(parents=True)
+    for place, meant in (("text", "text"), ("runs/mine", f"{tmp_path}/results/runs/mine"), ("a/hub", "a/hub")):
+        config = with_absolute_paths(load_job("tiny.yaml", [f"model.init_from={place}"]))
+        assert config.model.init_from == meant
     assert os.path.isabs(config.runs_folder)
 
 

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgers import record_attempt
-from tokendrop.track.journal import LEDGER, METRICS, STEPS, Journal, MetricsTail, read_ledger, read_steps
+from tokendrop.track.journal import (
+    LEDGER,
+    METRICS,
+    STEPS,
+    Journal,
+    MetricsTail,
+    note_loss,
+    read_events,
+    read_ledger,
+    read_steps,
+)
 from tokendrop.train.report import StepReport
 
 STEPS_IN_ALL, GLOBAL_BATCH = 12, 4
@@ -172,3 +182,16 @@ def test_runs_from_before_a_task_had_figures_are_read(tmp_path: Path) -> None:
             pq.read_table(part, partitioning=None).drop_columns("val_figures"), part, write_page_checksum=True
         )
     assert read_steps(tmp_path) == [{**row, "val_figures": None} for row in before]
+
+
+def test_events_are_all_lines_but_those_of_steps(tmp_path: Path) -> None:
+    assert read_events(tmp_path) == []
+    run_attempt(tmp_path, start=0, world_size=2, dies_in=8)
+    note_loss(tmp_path, "rank 1")
+    run_attempt(tmp_path, start=6, world_size=1)
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"lost": "half a li')
+    lines = MetricsTail(tmp_path).read(limit=-1)
+    events = read_events(tmp_path)
+    assert events == [line for line in lines if "step" not in line]
+    assert [next(iter(line)) for line in events] == ["attempt_from", "lost", "attempt_from"]

@@ -121,4 +121,7 @@ def changes_of_a_save(workers: int) -> set[str]:
     files = [f"{saved}/{name}" for name in ("__0_0.distcp", INDEX, META)]
     gone = [f"{folder}/{Path(file).name}" for folder in (saved, before) for file in files]
     changes = {f"{what} {file}" for what in ("open", "fsync") for file in files} | {f"remove {file}" for file in gone}
-    return changes | {f"rmdir {saved}", f"mkdir {saved}", RENAMED, f"rmdir {before}"}
+    looked_at = {
+        f"open {before}/{META}"
+    }  # whether somebody reads it: an exclusive lock wants a file that is open to write
+    return changes | looked_at | {f"rmdir {saved}", f"mkdir {saved}", RENAMED, f"rmdir {before}"}

@@ -45,6 +45,8 @@ class Group:
     name: str
     about: str
     commands: tuple[Command, ...]
+    default: str = ""
+    """The second word of the command that is meant where none of them is named."""
 
 
 def no_arguments(parser: argparse.ArgumentParser) -> None:

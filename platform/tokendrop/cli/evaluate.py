@@ -1,12 +1,14 @@
 """`tokendrop evaluate`: held-out loss and lm-eval tasks, with no token dropped."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokendrop.cli.arguments import path, whole
-from tokendrop.cli.command import Command, Outcome
+from tokendrop.cli.command import Command, Outcome, fail
 from tokendrop.config.files import unusable_path
 from tokendrop.errors import UserError
 from tokendrop.output import json_text, table
@@ -15,10 +17,14 @@ from tokendrop.secrets import redact_all
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """What is evaluated, and on what."""
-    parser.add_argument("path", type=path, metavar="RUN_OR_CHECKPOINT")
+    help = "several are evaluated side by side, each in a Ray task"
+    parser.add_argument("paths", type=path, nargs="+", metavar="RUN_OR_CHECKPOINT", help=help)
     parser.add_argument("--tasks", metavar="A,B", help="names that lm-eval knows, or task files (.yaml)")
     parser.add_argument("--suite", choices=["paper"], help="the paper's 19 zero-shot tasks, and their average")
     parser.add_argument("--include", type=path, metavar="DIR", help="a folder of lm-eval task files")
+    parser.add_argument(
+        "--task-data", type=path, metavar="DIR", help="documents of tasks as TASK/SPLIT.jsonl, not those of the hub"
+    )
     parser.add_argument("--limit", type=whole(1), metavar="N", help="documents of each task (default: all)")
     parser.add_argument(
         "--batch-size", type=whole(1, 2**20), metavar="N", help="sequences at a time (default: by length)"
@@ -29,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """Evaluate a run or a checkpoint.
+    """Evaluate a run or a checkpoint, or several; exit code 1 where Ray fails.
 
     Raises:
         UserError: there is no checkpoint, a task is wrong, or there is nothing to evaluate on.
@@ -39,7 +45,6 @@ def run(options: argparse.Namespace) -> Outcome:
         raise UserError(f"--tasks: want names such as lambada_openai,piqa; got {options.tasks!r}")
     if overlong := [task for task in tasks if unusable_path(task)]:
         raise UserError(f"--tasks: {unusable_path(overlong[0])}")
-    from tokendrop.evaluate.evaluation import evaluate_run
     from tokendrop.evaluate.tasks import Evaluation
 
     check_writable(options.output)
@@ -47,15 +52,41 @@ def run(options: argparse.Namespace) -> Outcome:
         tasks=tasks,
         suite=options.suite,
         include=options.include,
+        task_data=options.task_data,
         limit=options.limit,
         batch_size=options.batch_size,
         log_samples=options.log_samples,
         validates=not options.no_validation,
     )
-    result = evaluate_run(options.path, evaluation)
+    results = evaluate_all(options.paths, evaluation)
+    result = results[0] if len(results) == 1 else {"evaluations": results}
     if options.output is not None:
         options.output.write_text(json_text(redact_all(result)) + "\n")
-    return Outcome(result, evaluation_text(result))
+    return Outcome(result, "\n\n".join(map(evaluation_text, results)))
+
+
+def evaluate_all(paths: Sequence[Path], evaluation: Any) -> list[dict[str, Any]]:
+    """The evaluation of each run or checkpoint: of one in this process, of several in Ray tasks."""
+    from tokendrop.evaluate.evaluation import evaluate_run
+
+    if len(paths) == 1:
+        return [evaluate_run(paths[0], evaluation)]
+    from ray.exceptions import RayError
+
+    from tokendrop.launch.parallel import in_parallel
+    from tokendrop.launch.prepare import cause_of
+
+    # tasks may run in another folder
+    evaluation = replace(
+        evaluation,
+        tasks=[str(Path(task).absolute()) if Path(task).is_file() else task for task in evaluation.tasks],
+        include=evaluation.include and evaluation.include.absolute(),
+        task_data=evaluation.task_data and evaluation.task_data.absolute(),
+    )
+    try:
+        return in_parallel(partial(evaluate_run, evaluation=evaluation), [path.absolute() for path in paths])
+    except RayError as error:
+        fail(f"the evaluation failed ({cause_of(error)}); what is in the runs' folders stays")
 
 
 def check_writable(output: Path | None) -> None:
@@ -79,7 +110,7 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
     ]
     if "suite" in result:
         rows.append([result["suite"], "average", _number(result["average"]), ""])
-    from tokendrop.evaluate.evaluation import held_out_of
+    from tokendrop.track.evaluations import held_out_of
 
     for split, figures in held_out_of(result).items():
         rows += [[split, name, _number(value), ""] for name, value in figures.items()]

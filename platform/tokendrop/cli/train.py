@@ -74,10 +74,16 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
     from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.trainer import run_training
 
+    evaluate = None
+    if config.evaluate.tasks:
+        from tokendrop.evaluate.beside import check_tasks
+        from tokendrop.evaluate.beside import evaluate_beside as evaluate
+
+        check_tasks(config)
     tell_place(config)
     try:
         with stopping_in_time():
-            return run_training(config, resume=resume)
+            return run_training(config, resume=resume, evaluate=evaluate)
     except KeyboardInterrupt:
         ray.shutdown()  # at the exit it would wait half a second more, for logs that are not shown
         raise

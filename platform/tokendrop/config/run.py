@@ -182,12 +182,37 @@ class TrackConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
-    """Validation loss during the run, on the held-out documents, with no token dropped."""
+    """Validation loss during the run, on the held-out documents, and lm-eval's tasks on its checkpoints; with no token
+    dropped."""
 
     every: Duration = Duration.parse("10%")
     sequences: int = 256
     """Held-out sequences a validation reads, over all workers; fewer where fewer were held out."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of lm-eval, or task files (.yaml), that checkpoints are evaluated on beside training."""
+    tasks_every: Duration | None = None
+    """The least between two checkpoints that are evaluated; each one when left out. The run's last always is."""
+    limit: int | None = None
+    """Documents of each task; all when left out."""
+    task_data: str | None = None
+    """A folder of documents as TASK/SPLIT.jsonl, in the place of what tasks name on the hub."""
+    include: str | None = None
+    """A folder of task files."""
+    task_cpus: int = 0
+    """Cores that Ray books for the evaluation of tasks, which waits for them. With 0 it waits for nothing, and gets the
+    time that workers leave idle."""
+    task_gpus: float = 0
+    """GPUs that Ray books for it; with 0 it is on the CPU."""
 
     def __post_init__(self) -> None:
         if self.every.amount <= 0 or self.sequences < 1:
             raise ValueError(f"want every above 0 and sequences of at least 1, got {self.every} and {self.sequences}")
+        if self.tasks_every is not None and self.tasks_every.amount <= 0:
+            raise ValueError(f"want tasks_every above 0, got {self.tasks_every}")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"want limit of at least 1, got {self.limit}")
+        if not 0 <= self.task_cpus <= _MOST_CORES or not 0 <= self.task_gpus <= 1:
+            raise ValueError(
+                f"want task_cpus from 0 to {_MOST_CORES:,} and task_gpus from 0 to 1, got {self.task_cpus} and"
+                f" {self.task_gpus:g}"
+            )

@@ -34,9 +34,10 @@ def export_checkpoint(path: Path, to: Path) -> tuple[Path, str]:
             kind = task.export(model, tokenizer, partial)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-        as_fast_tokenizer(tokenizer, config.model.sequence_length).save_pretrained(partial)
+        if config.task.reads != "images":
+            as_fast_tokenizer(tokenizer, config.model.sequence_length).save_pretrained(partial)
         for weights in partial.glob("*.safetensors"):  # its writer keeps everybody else from reading
-            weights.chmod((partial / "tokenizer.json").stat().st_mode)
+            weights.chmod((partial / "config.json").stat().st_mode)
     return to, kind
 
 

@@ -57,6 +57,10 @@ class LmEvalAdapter(TemplateLM):
     def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._bpe.decode(list(tokens), skip_special_tokens=skip_special_tokens)
 
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """As lm-eval's, with its bars on terminals alone."""
+        return super().loglikelihood(requests, disable_tqdm or not sys.stderr.isatty())
+
     def _loglikelihood_tokens(
         self,
         requests: list[tuple[tuple[str, str], list[int], list[int]]],
@@ -80,7 +84,7 @@ class LmEvalAdapter(TemplateLM):
                     f" {continuation[:40]!r} after {context[-40:]!r}"
                 )
         pairs = [(tuple(context), tuple(continuation)) for _, context, continuation in requests]
-        with tqdm(total=len(pairs), desc="log-likelihoods", disable=disable_tqdm) as bar:
+        with tqdm(total=len(pairs), desc="log-likelihoods", disable=disable_tqdm or None) as bar:
             return score_continuations(self._model, pairs, bar.update, self._batch_tokens)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -123,7 +127,7 @@ class LmEvalAdapter(TemplateLM):
             text = self.tok_decode(written)
             return any(stop in text for stop in stops[number] if stop)
 
-        with tqdm(total=len(contexts), desc="generations", disable=disable_tqdm) as bar:
+        with tqdm(total=len(contexts), desc="generations", disable=disable_tqdm or None) as bar:
             written = write_greedily(self._model, contexts, limits, is_done, bar.update, self._batch_tokens)
         texts = map(self.tok_decode, written)
         return [postprocess_generated_text(text, stop, None) for text, stop in zip(texts, stops, strict=True)]
@@ -158,7 +162,7 @@ def run_tasks(model: LanguageModel, tokenizer: Tokenizer, evaluation: Evaluation
     # each draw of a forked pool would copy this process, model and all
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     with redirect_stdout(sys.stderr):
-        manager, specs = find_tasks(evaluation.all_tasks, evaluation.include)
+        manager, specs = find_tasks(evaluation.all_tasks, evaluation.include, evaluation.task_data)
         found = simple_evaluate(
             model=LmEvalAdapter(model, tokenizer, batch_tokens=batch_tokens),
             tasks=list(specs),

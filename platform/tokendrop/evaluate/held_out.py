@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokendrop.data.read.batches import held_out_batches
+from tokendrop.data.read.batches import HeldOutBatches
 from tokendrop.data.shards.format import Split
 from tokendrop.errors import UserError
 from tokendrop.evaluate.load import load_run, locate
@@ -50,8 +50,8 @@ def held_out_figures(path: Path, split: Split = "validation") -> dict[str, Any] 
         return loss
 
     engine = Engine(model.to(device), build_optimizers(model, config.train), dtype, loss=loss_of)
-    batches = held_out_batches(opened.batch, ids, rows, micro_batch=config.train.micro_batch)
-    loss, figures = held_out_mean(engine, ((batch.to(device), counts) for batch, counts in batches))
+    batches = HeldOutBatches(opened.batch, ids, rows, micro_batch=config.train.micro_batch, device=device)
+    loss, figures = held_out_mean(engine, batches)
     judged = task.judge((ids, rows), loss, torch.cat(outputs) if outputs else None, tokenizer)
     name = "val_loss" if split == "validation" else "test_loss"
     return {name: loss, **config.task.figures(loss, figures), **judged, "rows": len(ids)}

@@ -1,4 +1,7 @@
-"""Log-likelihoods and greedy text of a GPT: equal inputs computed once, the head only where it is read."""
+"""Log-likelihoods and greedy text of a GPT.
+
+Equal inputs and equal beginnings are computed once, and the head only where it is read.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -6,6 +9,8 @@ from typing import Protocol, Self
 
 import torch
 from torch import Tensor
+
+from tokendrop.evaluate.branches import Row, Tokens, as_inputs, joined, padded
 
 # Dimensions: B rows of a batch, S tokens of its longest row, D width, N read positions, V vocabulary.
 
@@ -26,12 +31,15 @@ class LanguageModel(Protocol):
         """Hidden states (B, S, D) before the head; each depends on no later token."""
         ...
 
+    def hidden_branches(self, input_ids_BS: Tensor, positions_BS: Tensor, sees_BSS: Tensor) -> Tensor:
+        """As `hidden`, of tokens at other positions than their places, which attend to those that they see."""
+        ...
+
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Logits (N, V) of the token after each."""
         ...
 
 
-Tokens = tuple[int, ...]
 Progress = Callable[[int], object]
 
 BATCH_TOKENS = 2**14  # tokens of one forward pass, padding included
@@ -54,24 +62,37 @@ def score_continuations(
     by_input: dict[Tokens, list[int]] = defaultdict(list)
     for number, (context, continuation) in enumerate(pairs):
         by_input[(context + continuation)[-model.sequence_length - 1 : -1]].append(number)
-    inputs = list(by_input)
+    # twice as long as the model's: choices after a long context are still worth one row
+    rows = joined(by_input, longest=2 * model.sequence_length)
     scores: dict[int, tuple[float, bool]] = {}
-    for batch in batches([len(row) for row in inputs], batch_tokens):
-        rows = [inputs[i] for i in batch]
-        hidden_BSD = model.hidden(pad(rows, model))
-        asked = [(b, number) for b, row in enumerate(rows) for number in by_input[row]]
-        targets = [pairs[number][1] for _, number in asked]
-        read = [
-            hidden_BSD[b, len(rows[b]) - len(target) : len(rows[b])]
-            for (b, _), target in zip(asked, targets, strict=True)
+    for batch in batches_of_rows(rows, batch_tokens):
+        hidden_BSD = hidden_of(model, batch)
+        asked = [
+            (number, hidden_BSD[b, row.last(text, len(pairs[number][1]))], pairs[number][1])
+            for b, row in enumerate(batch)
+            for text, tokens in enumerate(row.texts)
+            for number in by_input[tokens]
         ]
-        lengths = [len(target) for target in targets]
-        tokens = [token for target in targets for token in target]
-        logprobs_N, is_top_N = read_head(model, torch.cat(read), tokens)
+        targets = [token for _, _, target in asked for token in target]
+        logprobs_N, is_top_N = read_head(model, torch.cat([read for _, read, _ in asked]), targets)
+        lengths = [len(target) for _, _, target in asked]
         parts = zip(asked, logprobs_N.split(lengths), is_top_N.split(lengths), strict=True)
-        scores |= {number: (float(logprobs.sum()), bool(top.all())) for (_, number), logprobs, top in parts}
+        scores |= {number: (float(logprobs.sum()), bool(top.all())) for (number, _, _), logprobs, top in parts}
         progress(len(asked))
     return [scores[number] for number in range(len(pairs))]
+
+
+def batches_of_rows(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
+    """Batches as of `batches`: of rows with several texts, and of the others."""
+    for some in ([row for row in rows if len(row.texts) > 1], [row for row in rows if len(row.texts) == 1]):
+        yield from ([some[i] for i in batch] for batch in batches([len(row) for row in some], batch_tokens))
+
+
+def hidden_of(model: LanguageModel, rows: Sequence[Row]) -> Tensor:
+    """Hidden states (B, S, D) of rows that all have several texts, or all have one."""
+    if len(rows[0].texts) > 1:
+        return model.hidden_branches(*as_inputs(rows, model.device))
+    return model.hidden(pad([row.tokens for row in rows], model))
 
 
 def read_head(model: LanguageModel, hidden_ND: Tensor, tokens_N: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -141,6 +162,4 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 def pad(rows: Sequence[Tokens], model: LanguageModel) -> Tensor:
     """Token ids (B, S), padded on the right: a causal model looks back alone, so no mask is needed."""
-    longest = max(map(len, rows))
-    padded = [row + (0,) * (longest - len(row)) for row in rows]
-    return torch.tensor(padded, device=model.device)
+    return padded(rows, 0, model.device)

@@ -1,11 +1,13 @@
 """lm-eval's tasks by name or by file, found and loaded without a network."""
 
+import logging
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
@@ -14,7 +16,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 
 from tokendrop.errors import UserError
+from tokendrop.evaluate import squad_metrics
 from tokendrop.evaluate.suites import SUITES
+from tokendrop.evaluate.task_data import on_local_files
 from tokendrop.secrets import redact
 
 _SUFFIXES = (".yaml", ".yml")
@@ -30,6 +34,8 @@ class Evaluation:
     suite: str | None = None
     """A name of `SUITES`: its tasks beside the others, and their average."""
     include: Path | None = None
+    task_data: Path | None = None
+    """A folder of documents as TASK/SPLIT.jsonl, in the place of what these tasks name on the hub."""
     limit: int | None = None
     """Documents of each task; all when left out."""
     batch_size: int | None = None
@@ -48,6 +54,9 @@ class Evaluation:
 class Tasks(TaskManager):
     """lm-eval's tasks; one that can't be loaded is the user's mistake."""
 
+    task_data: Path | None = None
+    """As in `Evaluation`."""
+
     def load(self, task_list: Any) -> TaskDict:
         """The tasks and groups of these names or files.
 
@@ -55,28 +64,44 @@ class Tasks(TaskManager):
             UserError: a task file is wrong, or a task's data is not at hand.
         """
         try:
-            return super().load(task_list)
+            with TemporaryDirectory() as folder:
+                return super().load([self._on_local_files(one, Path(folder)) for one in task_list])
+        except UserError:
+            raise
         except Exception as error:  # whatever a task's YAML, its functions and the data's reader raise
             reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
             offline = isinstance(error, ConnectionError) and os.environ.get("HF_HUB_OFFLINE") == "1"
             hint = "; set HF_HUB_OFFLINE=0 to let lm-eval download what is not on this machine" if offline else ""
             raise UserError(f"tasks: can't load {', '.join(map(str, task_list))} ({reason}){hint}") from None
 
+    def _on_local_files(self, spec: Any, folder: Path) -> Any:
+        """A task by its name, or by the file that says where its documents are."""
+        documents = self.task_data and self.task_data / str(spec)
+        file = self.task_index[spec].yaml_path if spec in self.task_index else None
+        if documents is None or file is None or not documents.is_dir():
+            return spec
+        return str(on_local_files(spec, file, documents, folder))
 
-def find_tasks(tasks: Sequence[str], include: Path | None) -> tuple[Tasks, list[str]]:
+
+def find_tasks(tasks: Sequence[str], include: Path | None, task_data: Path | None = None) -> tuple[Tasks, list[str]]:
     """What loads the tasks, and their names as it knows them.
 
     Args:
         tasks: names, or paths of task files.
         include: a folder of task files, each with its own `task:` name.
+        task_data: as in `Evaluation`.
     Raises:
-        UserError: a name, a file or the folder does not exist.
+        UserError: a name, a file or a folder does not exist.
     """
     stay_offline()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it tells of every default that its own task files rely on
+    squad_metrics.stand_in()
     if not tasks:
         raise UserError("tasks: want at least one, such as --tasks lambada_openai,piqa")
     if include is not None and not include.is_dir():
         raise UserError(f"include: {include} is not a folder; want one that holds task files (.yaml)")
+    if task_data is not None and not task_data.is_dir():
+        raise UserError(f"--task-data: {task_data} is not a folder; want one that holds TASK/SPLIT.jsonl")
     files = {task: Path(task).resolve() for task in tasks if task.endswith(_SUFFIXES)}
     for file, path in files.items():
         if not path.is_file():
@@ -91,6 +116,7 @@ def find_tasks(tasks: Sequence[str], include: Path | None) -> tuple[Tasks, list[
     manager = Tasks(include_path=folders, include_defaults=False)
     if groups or not set(names) <= {*manager.all_subtasks, *manager.all_tags}:
         manager = Tasks(include_path=folders)
+    manager.task_data = task_data and task_data.resolve()
     for name in names:
         if name not in manager.task_index:
             near = get_close_matches(name, manager.all_tasks, n=1)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.run import EvaluateConfig
 from tokendrop.launch.cluster import in_job_copy
 from tokendrop.output import log
 from tokendrop.track.mlflow import absolute_uri
@@ -23,9 +24,10 @@ def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
     root = Path.cwd()
     if in_job_copy(root):
         results = Path(os.environ.get(RESULTS) or Path.home() / "tokendrop").absolute()
-        return replace(
-            absolute_in(config, results), data=replace(config.data, folder=absolute(config.data.folder, results))
-        )
+        data = replace(config.data, folder=absolute(config.data.folder, results))
+        there, place = absolute_in(config, results), config.model.init_from
+        is_here = place is not None and Path(place).exists()
+        return replace(there, data=data, model=config.model if is_here else there.model)
     return absolute_in(config, root)
 
 
@@ -49,7 +51,18 @@ def absolute_in(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
             folder=absolute(data.folder, folder),
         ),
         model=replace(config.model, init_from=_existing(config.model.init_from, folder)),
+        evaluate=_tasks_in(config.evaluate, folder),
         track=replace(config.track, uri=absolute_uri(config.track.uri, folder)),
+    )
+
+
+def _tasks_in(evaluate: EvaluateConfig, folder: Path) -> EvaluateConfig:
+    """Where tasks and their documents are read; a task that is no file there is a name."""
+    return replace(
+        evaluate,
+        tasks=tuple(str(_existing(task, folder)) for task in evaluate.tasks),
+        task_data=evaluate.task_data and absolute(evaluate.task_data, folder),
+        include=evaluate.include and absolute(evaluate.include, folder),
     )
 
 

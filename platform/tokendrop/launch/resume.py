@@ -1,6 +1,6 @@
 """What a run that goes on must have in common with the run that it was."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokendrop.config import plugin
@@ -104,9 +104,10 @@ def shards_at_hand(config: ExperimentConfig, run: Path) -> Path | None:
 
 
 def _made_of(config: ExperimentConfig) -> str:
-    """What a job's shards are made of, without secrets, which a run's job.yaml does not have."""
-    data = with_absolute_paths(config).data
-    return redact(str((data.mixture, data.held_out_corpora, data.tokenizer)))
+    """What a job's shards are made of, and how; without secrets, which a run's job.yaml does not have."""
+    # less what says only where they lie, and how they are read or counted
+    data = replace(with_absolute_paths(config).data, folder="", reader="memory_map", max_rejected=0, epoch_samples=None)
+    return redact(str((asdict(config.task), config.model.kind, config.model.sequence_length, data)))
 
 
 def check_same_rows(run: Path, data: Path) -> None:

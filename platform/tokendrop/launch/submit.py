@@ -26,8 +26,8 @@ from tokendrop.launch.preflight import (
     MIB,
     Upload,
     absolute_paths,
-    check_corpus,
     check_job_files,
+    check_read,
     check_secrets,
     check_size,
     list_upload,
@@ -71,7 +71,7 @@ def submit(
         python, overrides = sys.executable, [*overrides, *absolute_paths(config, upload.folder)]
     else:
         python = "python"
-        check_corpus(config, upload)
+        check_read(config, upload)
         warn_about_paths(config)
 
     check_secrets(overrides)
@@ -84,7 +84,7 @@ def submit(
         return {"job": None, "address": address, "status": "REFUSED", "exit_code": 1, "result": None}
     log(f"job      {job_id} on {address}")
     if wait:
-        return {"job": job_id, "address": address, **train_by_plan(client, job_id, address, as_json=as_json)}
+        return {"job": job_id, "address": address, **follow(client, job_id, address, as_json=as_json)}
     log(f"follow   ray job logs --follow {job_id} --address {address}")
     return {"job": job_id, "address": address, "status": "SUBMITTED", "exit_code": None, "result": None}
 
@@ -149,7 +149,7 @@ def runs_on_this_machine(client: JobSubmissionClient) -> bool:
     )
 
 
-def train_by_plan(client: JobSubmissionClient, job_id: str, address: str, *, as_json: bool) -> dict[str, Any]:
+def follow(client: JobSubmissionClient, job_id: str, address: str, *, as_json: bool) -> dict[str, Any]:
     """Show the job's log until it ends; Ctrl-C stops the job.
 
     Returns:

@@ -2,7 +2,8 @@
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from tokendrop.config.task import TaskConfig
 from tokendrop.elastic.control import RunControl
 from tokendrop.elastic.decide import ScalingDecider
 from tokendrop.errors import StorageError, UserError, first_line, storage_failure
+from tokendrop.launch.beside import CheckpointEvaluation, Evaluate
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.initial import as_begun, with_epochs, with_initial
@@ -49,11 +51,23 @@ _FAILED_STARTS = 10  # in a row, before they are not taken for bad luck any more
 _LEAVING_S = 10.0  # for the driver before, which was told to stop
 
 
-def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str, Any]:
+Fit = Callable[[WorkerSpec, RunControl], None]
+"""Trains from the last checkpoint to the end, or to where the run is stopped."""
+
+
+def run_training(
+    config: ExperimentConfig,
+    *,
+    resume: Path | None = None,
+    evaluate: Evaluate | None = None,
+    fit: Fit | None = None,
+) -> dict[str, Any]:
     """Train, and return the run's summary.
 
     Args:
         resume: the folder of an earlier run of this job, to go on from its last checkpoint; the job may name one too.
+        evaluate: what evaluates checkpoints beside training; none of them when left out.
+        fit: what trains; Ray Train when left out.
     Raises:
         UserError: the job is wrong, or another driver trains this very run; nothing was started.
         ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
@@ -64,13 +78,13 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
     check_memory(config)
     resume = resume or begun_run(config)
     config = with_initial(config) if resume is None else as_begun(config, resume)
-    if resume is not None:
-        check_goes_on(config, resume)
     check_ray(config.scaling)
     send_with_jobs(config.drop, config.task)
-    connect()
     if config.waits_for_epochs:
         config = with_epochs(config)
+    if resume is not None:
+        check_goes_on(config, resume)
+    connect()
     check_room(config)
     shards = shards_at_hand(config, resume) if resume is not None else None
     with HeadWatch() as head, Preparation(config, shards) as preparation:
@@ -80,17 +94,26 @@ def run_training(config: ExperimentConfig, *, resume: Path | None = None) -> dic
         run = create_run_folder(config) if resume is None else resume.absolute()
         with exclusive_lock(run, patience_s=_LEAVING_S):
             describe_run(run, config, data)
-            mirror = MlflowMirror(run, config) if config.track.uri else None
-            control = RunControl(run)
-            control.reset()
-            note_start(run, committed_step(run / CHECKPOINTS))
-            with Watcher(run, config, mirror) as watcher:
-                head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {run}'", watcher.give_up
-                held_out = config.task.build(config).open(data).held_out() if config.data.reader == "ray_data" else None
-                spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out)
-                run_until_stopped(partial(_fit, spec, control), stop=control.stop)
+            mlflow_run_id = _train(run, config, data, head, evaluate, fit or fit_on_ray_train)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
-    return {**summarize(run), "mlflow_run_id": mirror.run_id if mirror else None}
+    return {**summarize(run), "mlflow_run_id": mlflow_run_id}
+
+
+def _train(
+    run: Path, config: ExperimentConfig, data: Path, head: HeadWatch, evaluate: Evaluate | None, fit: Fit
+) -> str | None:
+    """Train in a run folder, with all that goes on beside it; the id of the run in MLflow, where it is known there."""
+    mirror = MlflowMirror(run, config) if config.track.uri else None
+    control = RunControl(run)
+    control.reset()
+    note_start(run, committed_step(run / CHECKPOINTS))
+    with Watcher(run, config, mirror) as watcher:
+        head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {run}'", watcher.give_up
+        held_out = config.task.build(config).open(data).held_out() if config.data.reader == "ray_data" else None
+        spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out)
+        with CheckpointEvaluation(run, config, evaluate):
+            run_until_stopped(partial(fit, spec, control), stop=control.stop)
+    return mirror.run_id if mirror else None
 
 
 def send_with_jobs(*branches: DropMethod | TaskConfig) -> None:
@@ -100,8 +123,29 @@ def send_with_jobs(*branches: DropMethod | TaskConfig) -> None:
             cloudpickle.register_pickle_by_value(sys.modules[type(branch).__module__])
 
 
-def _fit(spec: WorkerSpec, control: RunControl) -> None:
-    """Train from the last checkpoint to the end, or to where the run is stopped."""
+def fit_in_this_process(spec: WorkerSpec, control: RunControl) -> None:
+    """Train a run of one worker without Ray Train around it; it must not `need_ray_train`.
+
+    Raises:
+        UserError: something is wrong with the job that shows as it trains.
+    """
+    with telling_full_storage(spec.run):
+        run_worker(spec, device=torch.device("cuda" if spec.config.scaling.gpus_per_worker else "cpu"))
+
+
+def needs_ray_train(config: ExperimentConfig) -> bool:
+    """Whether a run has several workers, or a strategy or a reader that wants what Ray Train sets up."""
+    is_alone = config.scaling.mode == "fixed" and config.scaling.workers == 1
+    return not (is_alone and config.train.strategy == "ddp" and config.data.reader == "memory_map")
+
+
+def fit_on_ray_train(spec: WorkerSpec, control: RunControl) -> None:
+    """Train in workers of Ray Train, one run of it for each part of the plan that it can't do at once.
+
+    Raises:
+        UserError: something is wrong with the job that shows as it trains.
+        ray.train.TrainingFailedError: workers were lost more often than `scaling.max_restarts`.
+    """
     begun_before, failed_starts = _begun(spec.run), 0
     while (step := committed_step(spec.run / CHECKPOINTS)) < spec.config.steps and not control.is_stopped:
         restarts = max(0, _begun(spec.run) - begun_before - 1)
@@ -191,7 +235,7 @@ def cause_of(failures: Mapping[int, Exception]) -> str:
 
 def _train_loop(settings: dict[str, Any]) -> None:
     spec: WorkerSpec = settings["spec"]
-    try:
+    with telling_full_storage(spec.run):
         run_worker(
             spec,
             device=device_of(spec.config.scaling),
@@ -199,10 +243,17 @@ def _train_loop(settings: dict[str, Any]) -> None:
             # with `mode: schedule`, the policy moves the workers
             must_save=never if spec.config.scaling.mode == "schedule" else DrainNotice(),
         )
+
+
+@contextmanager
+def telling_full_storage(run: Path) -> Iterator[None]:
+    """Where the block fails because the storage of a run takes nothing more, a StorageError says so."""
+    try:
+        yield
     except Exception as error:
-        if said := storage_failure(error, spec.run):
-            go_on = f"with room there, 'tokendrop train --resume {spec.run}' goes on"
-            raise StorageError(f"{spec.run}: can't be written ({said}); what is committed stays; {go_on}") from None
+        if said := storage_failure(error, run):
+            go_on = f"with room there, 'tokendrop train --resume {run}' goes on"
+            raise StorageError(f"{run}: can't be written ({said}); what is committed stays; {go_on}") from None
         raise
 
 

@@ -21,6 +21,7 @@ _PART = re.compile(r"(\d+)-(\d+)-rank\d+\.parquet")
 _NO_KEYS: Any = None  # a folder named key=value above the run is no column
 _OF_VALIDATION = ("val_loss", "val_figures")  # null at other steps
 _FLUSH_S, _TAIL_BYTES = 0.5, 4096
+_STEP_LINE = b'{"step"'  # so begins the line of a step
 _ROW_GROUP = 1024  # steps; who reads a few of them reads no more than such a group
 
 
@@ -142,7 +143,12 @@ def uncommitted_parts(folder: Path, step: int) -> Iterator[Path]:
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:
     """One row for each recorded step, in order, as in `StepReport`; raises as `read_part` does."""
-    return _read_all(folder / STEPS, _STEPS_SCHEMA).sort_by("step").to_pylist(maps_as_pydicts="strict")
+    return steps_table(folder).to_pylist(maps_as_pydicts="strict")
+
+
+def steps_table(folder: Path) -> pa.Table:
+    """The same rows as columns, for who reads many runs; raises as `read_part` does."""
+    return _read_all(folder / STEPS, _STEPS_SCHEMA).sort_by("step")
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
@@ -202,6 +208,16 @@ class MetricsTail:
         complete = data[: data.rfind(b"\n") + 1]
         self.offset += len(complete)
         return [parsed for line in complete.split(b"\n") if (parsed := _parse(line)) is not None]
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that tell of something else than a step, of which there may be very many."""
+    try:
+        lines = (folder / METRICS).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    whole = lines[:-1]  # the last one ends without a line feed, or is empty
+    return [parsed for line in whole if not line.startswith(_STEP_LINE) and (parsed := _parse(line)) is not None]
 
 
 def _pause_at(folder: Path, step: int) -> dict[str, Any] | None:

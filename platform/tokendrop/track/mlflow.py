@@ -14,9 +14,11 @@ from uuid import uuid4
 
 from tokendrop.atomic import atomic_write
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.run import TrackConfig
 from tokendrop.config.task import TaskConfig
 from tokendrop.errors import UserError
 from tokendrop.secrets import HIDDEN, redact, redact_all, restored, variables
+from tokendrop.track.evaluations import EVALUATIONS, RESULT, flat_metrics, note_sent, unsent
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 
@@ -89,31 +91,32 @@ class MlflowMirror:
                 client.set_terminated(self.run_id, self.state["status"])
             self._remember(status_sent=self.state["status"])
         self._send_artifacts(client)
+        self.sync_evaluations()
 
-    def log_evaluation(self, results: Mapping[str, float], step: int, folder: Path) -> None:
-        """Add an evaluation's metrics as `eval/<name>`, and its files; raises what the client raises when it can't.
+    def sync_evaluations(self) -> None:
+        """Send the evaluations that MLflow does not have yet; raises what its client raises when it can't.
 
-        Args:
-            results: value by `<task>_<metric>`.
-            step: the checkpoint that was evaluated.
-            folder: of its files.
+        Their numbers are `eval/<task>_<metric>` at the step of the checkpoint; the versions of tasks are tags; their
+        files, with the samples where they were logged, are artifacts.
         """
         from mlflow.entities import Metric
 
         if self.run_id is None:
-            self.sync()
-        stamp = int(time.time() * 1000)
-        metrics = [Metric(f"eval/{_FORBIDDEN.sub('-', name)}", value, stamp, step) for name, value in results.items()]
+            return self.sync()
         client = _client(self.config.track.uri)
-        for first in range(0, len(metrics), _BATCH):
-            client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
-        if folder.is_dir():
-            client.log_artifacts(self.run_id, str(folder), f"{folder.parent.name}/{folder.name}")
+        for folder, result in unsent(self.folder):
+            stamp, step = int((folder / RESULT).stat().st_mtime * 1000), result["step"]
+            values = flat_metrics(result).items()
+            metrics = [Metric(f"eval/{_FORBIDDEN.sub('-', name)}", value, stamp, step) for name, value in values]
+            for first in range(0, len(metrics), _BATCH):
+                client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
+            for task, version in result["versions"].items():
+                client.set_tag(self.run_id, f"eval/{_FORBIDDEN.sub('-', task)}_version", str(version))
+            client.log_artifacts(self.run_id, str(folder), f"{EVALUATIONS}/{folder.name}")
+            note_sent(folder, self.run_id)
 
     def _create(self, client: Any) -> str:
-        name = redact(self.config.track.experiment)
-        experiment = client.get_experiment_by_name(name)
-        experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, self._artifacts())
+        experiment_id = _experiment_id(client, self.config.track)
         # An earlier call may have been answered by a time-out after the server had done it.
         known = client.search_runs([experiment_id], f"tags.`tokendrop.id` = '{_own_id(self.folder)}'", max_results=1)
         if known:
@@ -130,15 +133,6 @@ class MlflowMirror:
             "layer_token_saving": f"{plan.layer_token_saving():.1%}",
         }
         return client.create_run(experiment_id, run_name=self.config.name, tags=redact_all(tags)).info.run_id
-
-    def _artifacts(self) -> str | None:
-        """A place beside a local SQLite file; by default it would be below the folder of whoever is first."""
-        path = (self.config.track.uri or "").removeprefix(_SQLITE)
-        if path == self.config.track.uri:
-            return None  # a server has a place of its own
-        return (
-            Path(path).absolute().parent / "mlruns" / _FORBIDDEN.sub("-", redact(self.config.track.experiment))
-        ).as_uri()
 
     def _send_settings(self, client: Any) -> None:
         """Send the job's settings, which MLflow takes once and for all."""
@@ -167,6 +161,25 @@ class MlflowMirror:
     def _remember(self, **changes: Any) -> None:
         self.state |= changes
         atomic_write(self.folder / STATE, json.dumps(self.state).encode())
+
+
+def ensure_experiment(track: TrackConfig) -> None:
+    """Make the tables and the experiment of runs that are about to begin; raises what MLflow's client raises."""
+    _experiment_id(_client(track.uri), track)
+
+
+def _experiment_id(client: Any, track: TrackConfig) -> str:
+    name = redact(track.experiment)
+    experiment = client.get_experiment_by_name(name)
+    return experiment.experiment_id if experiment else client.create_experiment(name, _artifacts(track))
+
+
+def _artifacts(track: TrackConfig) -> str | None:
+    """A place beside a local SQLite file; by default it would be below the folder of whoever is first."""
+    path = (track.uri or "").removeprefix(_SQLITE)
+    if path == track.uri:
+        return None  # a server has a place of its own
+    return (Path(path).absolute().parent / "mlruns" / _FORBIDDEN.sub("-", redact(track.experiment))).as_uri()
 
 
 def _read_state(path: Path) -> dict[str, Any]:

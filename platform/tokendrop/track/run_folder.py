@@ -18,7 +18,7 @@ from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.shards.format import MANIFEST, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.environment import describe_driver
-from tokendrop.track.journal import STEPS, MetricsTail, read_steps
+from tokendrop.track.journal import STEPS, read_events, read_steps
 from tokendrop.train.checkpoint_index import read_meta
 from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
 
@@ -151,7 +151,7 @@ def check_model(checkpoint: Path, config: ExperimentConfig) -> None:
     saved, wanted = read_meta(checkpoint).get("model"), asdict(config.model)
     for key in wanted:
         was = saved.get(key) if isinstance(saved, dict) else None
-        if key not in ("preset", "init_from") and was != wanted[key]:
+        if key not in ("preset", "init_from", "new_head") and was != wanted[key]:
             raise UserError(
                 f"{checkpoint}: a checkpoint of another model: model.{key} is {was} there and {wanted[key]} in this job"
             )
@@ -205,5 +205,5 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 def read_attempts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What metrics.jsonl says of the groups of workers that a run had, and of the planned changes between them."""
-    lines = MetricsTail(folder).read(limit=-1)
+    lines = read_events(folder)
     return [line for line in lines if "attempt_from" in line], [line for line in lines if "resize_at" in line]

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 
 from tokendrop.errors import DamagedDataError
 from tokendrop.method import TokenScores
-from tokendrop.train.checkpoint_index import committed, newest_complete, set_aside, step_name
+from tokendrop.train.checkpoint_index import committed, newest_complete, remove_old, set_aside, step_name
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.reader import CheckpointReader, from_rank_0, load_into
 from tokendrop.train.storage import CheckpointWriter
@@ -43,8 +43,8 @@ class Checkpoints:
         # Background saves run collectives of their own: on the training group they would meet gradients half-way.
         # One worker has nobody to meet, and a group costs it threads that poll: an eighth of the speed on two cores.
         shared = dist.is_initialized() and dist.get_world_size() > 1
-        self._group: Any = dist.new_group(backend="gloo") if shared else None
-        self._is_first = self._group is None or dist.get_rank() == 0
+        self.group: Any = dist.new_group(backend="gloo") if shared else None
+        self._is_first = self.group is None or dist.get_rank() == 0
 
     def save(self, engine: Engine, step: int) -> None:
         """Start saving `step`; training may go on at once. Waits for the save before it."""
@@ -54,14 +54,14 @@ class Checkpoints:
             for left in self.folder.glob("step_*.partial"):  # by a death in the middle of a save, at whatever step
                 shutil.rmtree(left, ignore_errors=True)
             unfinished.mkdir(parents=True)
-        if self._group is not None:
-            dist.barrier(self._group)
+        if self.group is not None:
+            dist.barrier(self.group)
         method = {} if self.scores is None else {"method": self.scores.state()}
         future = dcp.async_save(
             engine.state() | method,
             storage_writer=CheckpointWriter(unfinished, {**self.meta, "step": step}),
-            process_group=self._group,
-            no_dist=self._group is None,
+            process_group=self.group,
+            no_dist=self.group is None,
         )
         assert isinstance(future, Future)
         self._pending = Future()
@@ -77,8 +77,8 @@ class Checkpoints:
             return
         pending, self._pending = self._pending, None
         pending.result()
-        if self._group is not None:
-            dist.barrier(self._group)
+        if self.group is not None:
+            dist.barrier(self.group)
 
     def _commit(self, done: Future[None], unfinished: Path, final: Path, written: Future[Any]) -> None:
         """As soon as all workers have written their part, which rank 0's own end says."""
@@ -87,8 +87,7 @@ class Checkpoints:
             if self._is_first:
                 shutil.rmtree(final, ignore_errors=True)
                 unfinished.rename(final)
-                for old in committed(self.folder)[: -self.keep]:
-                    shutil.rmtree(old, ignore_errors=True)  # one that somebody reads just now goes next time
+                remove_old(self.folder, self.keep)
             done.set_result(None)
         except BaseException as error:  # for the thread that waits
             done.set_exception(error)
@@ -101,7 +100,7 @@ class Checkpoints:
         Raises:
             DamagedDataError: there are checkpoints, and none is complete; on all ranks.
         """
-        return from_rank_0(self._newest, self._group)
+        return from_rank_0(self._newest, self.group)
 
     def _newest(self) -> Path | None:
         newest = newest_complete(self.folder)
@@ -119,14 +118,14 @@ class Checkpoints:
             DamagedDataError: it is damaged, and the only one.
         """
         try:
-            reader = CheckpointReader(checkpoint, self._group)
+            reader = CheckpointReader(checkpoint, self.group)
             engine.load(reader)
             if self.scores is not None:
                 method = self.scores.state()
                 load_into({"method": method}, reader)
                 self.scores.load(method)
         except DamagedDataError as error:
-            earlier = from_rank_0(partial(self._set_aside, checkpoint), self._group)
+            earlier = from_rank_0(partial(self._set_aside, checkpoint), self.group)
             if earlier is None:
                 raise DamagedDataError(f"{error}; {self.folder} has no other checkpoint that is whole") from None
             raise SetAsideError(f"{error}; {earlier.name} counts in its place") from None

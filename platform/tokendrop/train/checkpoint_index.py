@@ -1,13 +1,15 @@
 """Checkpoints as folders: their names, what they say of themselves, which of them count. Needs no torch."""
 
+import fcntl
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.train.sealed import NO_FILE, file_sha256, read_sealed_json, seal_json, write_synced
@@ -32,7 +34,54 @@ def is_checkpoint(path: Path) -> bool:
 
 def committed(folder: Path) -> list[Path]:
     """Committed checkpoints below `folder`, whole or damaged, oldest first."""
-    return sorted(filter(is_checkpoint, folder.glob("step_*")), key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted(filter(is_checkpoint, folder.glob("step_*")), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+@contextmanager
+def kept(checkpoint: Path) -> Iterator[None]:
+    """While the block runs, `remove_old` leaves a checkpoint; so it does no more where this process dies in it.
+
+    Raises:
+        UserError: it is gone already.
+    """
+    gone = UserError(f"{checkpoint}: removed meanwhile; want a newer checkpoint")
+    try:
+        meta = (checkpoint / META).open()
+    except FileNotFoundError:
+        raise gone from None
+    with meta:
+        if not _locks(meta, fcntl.LOCK_SH) or not (checkpoint / META).exists():
+            raise gone
+        yield
+
+
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove all committed checkpoints but the newest ones, and but those that somebody has `kept`."""
+    for old in committed(folder)[:-keep]:
+        try:
+            meta = (old / META).open("r+")
+        except OSError:  # it is damaged
+            shutil.rmtree(old, ignore_errors=True)
+            continue
+        with meta:
+            if _locks(meta, fcntl.LOCK_EX):
+                shutil.rmtree(old, ignore_errors=True)  # what can't be removed just now goes next time
+
+
+def _locks(file: IO[str], kind: int) -> bool:
+    """Whether nobody has a lock that forbids this one; on a file system without locks nobody has."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def newest_whole(folder: Path) -> Path | None:
