@@ -1,0 +1,102 @@
+"""`tokendrop report`: a page of charts from run folders."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokendrop.cli.arguments import path
+from tokendrop.cli.command import Command, Outcome
+from tokendrop.errors import UserError
+
+if TYPE_CHECKING:
+    from tokendrop.report.record import RunRecord
+
+_PAGE = "report.html"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Runs, and what is made of them."""
+    parser.add_argument("runs", type=path, nargs="+", metavar="RUN", help="run folder, or a folder of run folders")
+    parser.add_argument("--to", type=path, metavar="FILE", help=f"where it is written (default {_PAGE}, or NAME.svg)")
+    parser.add_argument(
+        "--figure",
+        metavar="NAME",
+        help="only this chart, as .svg or .png; the page has their names, such as loss-steps",
+    )
+
+
+def run(options: argparse.Namespace) -> Outcome:
+    """Write a page, or one chart of it.
+
+    Raises:
+        UserError: there is no run to be drawn, or the file can't be written.
+    """
+    from tokendrop.atomic import atomic_write
+    from tokendrop.report.arms import arms_of
+    from tokendrop.report.charts import FIGURES
+    from tokendrop.report.curves import datasets
+    from tokendrop.report.figure import FORMATS, write_figure
+    from tokendrop.report.page import page_text
+
+    to: Path = options.to or Path(f"{options.figure}.svg" if options.figure else _PAGE)
+    if options.figure is not None and options.figure not in (names := [figure.name for figure in FIGURES]):
+        raise UserError(f"--figure: want one of {', '.join(names)}, got {options.figure[:40]!r}")
+    wanted = FORMATS if options.figure else (".html", ".htm")
+    if to.suffix not in wanted:
+        raise UserError(f"--to: want a file that ends in {' or '.join(wanted)}, got {to}")
+    if not to.absolute().parent.is_dir():
+        raise UserError(f"--to: {to.parent} is no folder; want a file in one that is there")
+    records, left_out = read_runs(options.runs)
+    arms = arms_of(records)
+    data = datasets(arms)
+    try:
+        if options.figure:
+            write_figure(options.figure, [arm.label for arm in arms], data, to)
+        else:
+            atomic_write(to, page_text(arms, data, notes=left_out).encode())
+    except OSError as error:
+        raise UserError(f"--to: {to} can't be written ({error.strerror or error})") from None
+    result = {
+        "file": str(to),
+        "bytes": to.stat().st_size,
+        "runs": [str(record.folder) for record in records],
+        "arms": [arm.label for arm in arms],
+        "notes": [*left_out, *(note for record in records for note in record.notes())],
+    }
+    told = f"{to}: {len(records)} run{'s' * (len(records) != 1)}, {result['bytes'] / 1e6:.2f} MB"
+    return Outcome(result, "\n".join([*(f"note     {note}" for note in result["notes"]), told]))
+
+
+def read_runs(paths: Sequence[Path]) -> tuple[list["RunRecord"], list[str]]:
+    """The runs of folders, each once, and a note on each that was left out: it is damaged, or has no step.
+
+    Raises:
+        UserError: a path has no run, or none of the runs can be drawn.
+    """
+    from tokendrop.report.listing import some_runs
+    from tokendrop.report.record import read_record
+
+    folders: list[Path] = []
+    for one in paths:
+        folders += [folder for folder in some_runs(one) if folder not in folders]
+    records, failures = [], []
+    for folder in folders:
+        try:
+            records.append(read_record(folder))
+        except UserError as error:
+            failures.append(error)
+    if not records:
+        raise failures[0]
+    return records, [f"Left out: {error}." for error in failures]
+
+
+COMMAND = Command(
+    "report",
+    run,
+    arguments,
+    about="Write one page of charts: losses over steps, layer tokens, FLOPs and time, schedules, savings.",
+    example="tokendrop report runs --to report.html",
+    more="Runs that differ in their seeds alone are one arm. The page needs no network.",
+    extra="report",
+)

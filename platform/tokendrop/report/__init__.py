@@ -1,0 +1,1 @@
+"""What people look at: lists of runs, and a page of charts."""

@@ -1,0 +1,120 @@
+"""Arms: runs of one job that differ in their seeds alone; what their curves have in common, and how arms compare."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.report.listing import leaves
+from tokendrop.report.record import RunRecord
+
+_OF_PLACE = ("seed", "name", "run", "runs_folder", "track", "checkpoint", "evaluate")  # not what is trained
+_LONGEST_LABEL = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Runs of one job, one seed or more."""
+
+    label: str
+    runs: list[RunRecord]
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The job of its first run."""
+        return self.runs[0].config
+
+    @property
+    def longest(self) -> RunRecord:
+        """The run that came furthest."""
+        return max(self.runs, key=lambda run: run.last)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its runs are trained to the end."""
+        return all(run.is_complete for run in self.runs)
+
+    def last_losses(self) -> dict[int, float]:
+        """The last validation loss of each complete run, by seed; those that are not finite are left out."""
+        losses = {run.config.seed: float(run.steps["val_loss"][-1]) for run in self.runs if run.is_complete}
+        return {seed: loss for seed, loss in losses.items() if np.isfinite(loss)}
+
+    def seconds(self) -> float:
+        """Training time, the mean of its runs."""
+        return float(np.mean([run.steps["seconds"][-1] for run in self.runs]))
+
+
+def arms_of(runs: Iterable[RunRecord]) -> list[Arm]:
+    """Runs by what they train, in the order in which they come."""
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_trained(run.config), sort_keys=True, default=str), []).append(run)
+    return [Arm(label, group) for label, group in zip(_labels([*groups.values()]), groups.values(), strict=True)]
+
+
+def _trained(config: ExperimentConfig) -> dict[str, Any]:
+    tree = {key: value for key, value in asdict(config).items() if key not in _OF_PLACE}
+    tree["data"].pop("folder")
+    return tree
+
+
+def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
+    """Names of jobs; where two arms have the same, with the keys that tell them apart, and at last a number."""
+    labels: list[str] = []
+    for group in groups:
+        name = group[0].config.name
+        alike = [_keys(other[0]) for other in groups if other[0].config.name == name]
+        own = _keys(group[0])
+        differ = [key for key in own if any(other.get(key) != own[key] for other in alike)]
+        said = " ".join([name, *(f"{key.rpartition('.')[2]}={_short(own[key])}" for key in differ)])
+        said = said if len(said) <= _LONGEST_LABEL else f"{said[: _LONGEST_LABEL - 3]}..."
+        again = labels.count(said)
+        labels.append(said if not again else f"{said} ({sum(one.startswith(said) for one in labels) + 1})")
+    return labels
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _keys(run: RunRecord) -> dict[str, Any]:
+    return leaves(_trained(run.config))
+
+
+def reference(arms: Sequence[Arm]) -> Arm:
+    """The arm that others are compared with: the first that drops nothing, or else the first."""
+    return next((arm for arm in arms if arm.config.plan.layer_token_saving() == 0), arms[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of the mean last validation losses of two arms; the interval needs two seeds or more of both."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    how: str = "one seed, no interval"
+
+
+def difference(arm: Arm, other: Arm) -> Difference | None:
+    """How much higher an arm's loss is, with its 95% interval by Student's t; None where one has no loss."""
+    ours, theirs = arm.last_losses(), other.last_losses()
+    if not ours or not theirs:
+        return None
+    mean = float(np.mean([*ours.values()]) - np.mean([*theirs.values()]))
+    if min(len(ours), len(theirs)) < 2:
+        return Difference(mean)
+    if ours.keys() == theirs.keys():
+        result = stats.ttest_rel([ours[seed] for seed in ours], [theirs[seed] for seed in ours])
+        how = f"{len(ours)} seeds, paired"
+    else:
+        result = stats.ttest_ind([*ours.values()], [*theirs.values()], equal_var=False)
+        how = f"{len(ours)} and {len(theirs)} seeds, Welch"
+    interval: Any = result.confidence_interval(0.95)
+    if not np.isfinite([interval.low, interval.high]).all():  # losses without any spread
+        return Difference(mean, mean, mean, how)
+    return Difference(mean, float(interval.low), float(interval.high), how)
