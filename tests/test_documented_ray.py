@@ -14,10 +14,12 @@ ELASTIC = PACKAGE / "elastic"  # its contract test holds the private names of Ra
 # variables that Ray reads: where it tells of them
 DOCUMENTED = {
     "RAY_ADDRESS": "ray.init",
+    "RAY_AIR_NEW_OUTPUT": "ray.tune.RunConfig, verbose",
     "RAY_API_SERVER_ADDRESS": "Ray Jobs CLI API reference",
     "RAY_AUTH_MODE": "Ray token authentication",
     "RAY_AUTH_TOKEN": "Ray token authentication",
     "RAY_AUTH_TOKEN_PATH": "Ray token authentication",
+    "RAY_CHDIR_TO_TRIAL_DIR": "ray.tune.Trainable",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "Ray Clusters overview; here it keeps other machines out",
     "RAY_OVERRIDE_JOB_RUNTIME_ENV": "the error of ray.init that it answers",
     "RAY_RUNTIME_ENV_IGNORE_GITIGNORE": "Environment dependencies, working_dir",

@@ -27,9 +27,11 @@ OURS = {
     "track": {"atomic", "config", "data", "errors", "models", "schedule", "train"},
     "elastic": {"errors", "schedule", "track", "train"},
     "evaluate": {"atomic", "config", "data", "errors", "models", "output", "schedule", "track", "train"},
-    "bench": {"config", "data", "errors", "launch", "method", "models", "schedule", "track", "train"},
+    "report": {"atomic", "config", "errors", "output", "schedule", "track", "train"},
+    "bench": {"config", "data", "errors", "evaluate", "launch", "method", "models", "schedule", "track", "train"},
 }
-OURS["launch"] = set(OURS) - {"bench", "evaluate", "tasks"}
+OURS["launch"] = set(OURS) - {"bench", "evaluate", "report", "tasks"}
+OURS["study"] = set(OURS) - {"bench", "evaluate", "report", "tasks"}
 OURS["cli"] = set(OURS)
 OURS["__main__"] = {"cli"}
 OURS["__init__"] = set()
@@ -48,12 +50,16 @@ FOREIGN = {
     "models": {"numpy", "torch"},
     "models/pretrained.py": {"transformers"},
     "models/pretrained_bert.py": {"transformers"},
+    "models/pretrained_vit.py": {"timm"},
     "models/hugging_face.py": {"transformers"},
     "tasks": {"numpy", "torch"},
     "tasks/text_classification.py": {"scipy", "sklearn"},
     "data": {"numpy", "pyarrow", "tokenizers"},
     "data/shards/format.py": {"xxhash"},
     "data/read/batches.py": {"torch"},
+    "data/read/image_rows.py": {"xxhash"},
+    "data/read/images.py": {"PIL", "torch", "torchvision"},
+    "data/prepare/images.py": {"PIL"},
     "data/prepare/encoder.py": {"tiktoken"},
     "data/prepare/stages.py": {"ray"},
     "train": {"torch"},
@@ -63,7 +69,18 @@ FOREIGN = {
     "track/audit.py": {"numpy"},
     "track/mlflow.py": {"mlflow"},
     "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "tqdm", "transformers"},
+    "evaluate/task_data.py": {"yaml"},
+    "report": {"numpy"},
+    "report/charts.py": {"altair"},
+    "report/figure.py": {"vl_convert"},
+    "report/page.py": {"jinja2", "vl_convert"},
+    "report/arms.py": {"scipy"},
+    "report/record.py": {"pyarrow"},
+    "report/listing.py": {"yaml"},
+    "report/where.py": {"yaml"},
     "bench": {"numpy", "torch"},
+    "bench/evaluate.py": {"lm_eval", "transformers"},
+    "bench/images.py": {"PIL", "torchvision"},
     "bench/overhead.py": {"psutil"},
     "bench/peers.py": {"datasets", "pyarrow", "ray"},
     "bench/picture.py": {"matplotlib"},
@@ -80,14 +97,17 @@ FOREIGN = {
     "launch/memory.py": {"psutil"},
     "launch/preflight.py": {"pathspec"},
     "output": {"rich"},
+    "study": {"ray"},
     "cli/completion.py": {"shtab"},
+    "cli/evaluate.py": {"ray"},
     "cli/prepare.py": {"ray"},
+    "cli/sweep.py": {"ray"},
     "cli/train.py": {"ray"},
 }
 # these run where nothing but the standard library, PyYAML, numpy and torch is installed
 LIGHT = ["schedule", "config", "method", "models", "train"]
 # what a job or a user of other models asks for by name, imported when they do
-ON_REQUEST = {"deepspeed", "transformers"}
+ON_REQUEST = {"deepspeed", "timm", "transformers"}
 
 LONGEST_FILE, LONGEST_FUNCTION = 300, 40
 

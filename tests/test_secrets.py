@@ -1,5 +1,8 @@
 """What is a secret in a text, and what is not."""
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,3 +120,21 @@ def test_what_was_hidden_is_taken_from_the_environment(monkeypatch: pytest.Monke
 )
 def test_a_long_text_is_looked_through_in_one_go(text: str) -> None:
     assert redact(text)
+
+
+CONNECT = """
+import sys
+import psutil
+from tokendrop.launch import cluster
+cluster._hide_secrets()
+print(psutil.Process().cmdline())
+"""
+
+
+@pytest.mark.parametrize("uri", ["https://user:password@host", "https://host"])
+def test_a_drivers_command_line_shows_no_secret(uri: str):
+    command = [sys.executable, "-c", CONNECT, f"track.uri={uri}", "train.length=3 steps"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "password" not in shown
+    assert "train.length=3 steps" in shown
+    assert ("<hidden>@host" in shown) == ("password" in uri)

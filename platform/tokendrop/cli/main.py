@@ -27,7 +27,10 @@ from tokendrop.cli import (
     plan,
     prepare,
     profile,
+    report,
+    runs,
     submit,
+    sweep,
     sync,
     train,
 )
@@ -43,9 +46,12 @@ COMMANDS: tuple[Command | Group, ...] = (
     prepare.COMMAND,
     train.COMMAND,
     compare.COMMAND,
+    sweep.COMMAND,
     evaluate.COMMAND,
     export.COMMAND,
     generate.COMMAND,
+    report.COMMAND,
+    runs.GROUP,
     submit.COMMAND,
     cluster.GROUP,
     sync.COMMAND,
@@ -128,12 +134,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         UserError: it can't be understood.
     """
     root = parser()
-    options, left = root.parse_known_args(arguments)
+    options, left = root.parse_known_args(_with_default(sys.argv[1:] if arguments is None else arguments))
     if any(text.startswith("-") for text in left) or (left and not hasattr(options, "overrides")):
         raise wrong_usage(f"unrecognized arguments: {' '.join(left)}", f"tokendrop {options.command.name}")
     if left:
         options.overrides = [*options.overrides, *left]
     return options
+
+
+def _with_default(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the command of a group that has a default and is given without one."""
+    first, second = (*arguments, "", "")[:2]
+    for entry in COMMANDS:
+        if isinstance(entry, Group) and entry.default and entry.name == first:
+            words = {"-h", "--help", *(command.name.split()[1] for command in entry.commands)}
+            return [*arguments] if second in words else [first, entry.default, *arguments[1:]]
+    return [*arguments]
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,1 @@
+"""Many runs as one experiment: sweeps over the keys of a job."""

@@ -1,0 +1,169 @@
+"""How far a sweep has come: told by Tune, shown to people, and the word that ends it early."""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from ray import tune
+
+from tokendrop.errors import UserError, first_line
+from tokendrop.output import StatusLine, is_terminal, log
+from tokendrop.study.record import SweepRecord
+from tokendrop.study.sweep import SweepConfig
+from tokendrop.study.trainable import DETAILS, FAILURE, RUN, SUMMARY
+from tokendrop.study.trials import Trial
+
+_LINE_EVERY_S = 60.0  # where nobody looks at a terminal
+
+
+class Progress(tune.Callback):
+    """Follows the trials; on a terminal with a moving line for each that runs, else with a line a minute."""
+
+    def __init__(self, sweep: SweepConfig, trials: Sequence[Trial], record: SweepRecord) -> None:
+        self.sweep, self.record = sweep, record
+        self.trials = {trial.run: trial for trial in trials}
+        self.summaries: dict[str, dict[str, Any]] = {}
+        self.failures: dict[str, str] = {}
+        self.stopper = _Stopper()
+        self._fault: str | None = None
+        self._running: dict[str, StatusLine | None] = {}
+        self._total: StatusLine | None = None
+        self._begun = self._told = time.monotonic()
+        self._at_begin = 0
+
+    def __enter__(self) -> "Progress":
+        self._begun = self._told = time.monotonic()
+        self._at_begin = self._done
+        self._total = StatusLine() if is_terminal() else None
+        self._show()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing, for Tune's file of an experiment, which nobody reads: jobs may have secrets."""
+        return {}
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
+        for run in [*self._running]:
+            self._leave(run)
+        if self._total:
+            self._total.end()
+
+    def finish(self, run: str, summary: dict[str, Any]) -> None:
+        """Take in a trial that ended well."""
+        self.summaries[run] = summary
+
+    def fail(self, run: str, reason: str, details: str) -> None:
+        """Take in a trial that failed just now, and remember it for the next start."""
+        self.record.note_failure(run, reason, details)
+        self.note(run, reason)
+
+    def note(self, run: str, reason: str) -> None:
+        """Take in a trial that is known to have failed."""
+        self.failures[run] = reason
+        log(f"failed   {run} ({self.trials[run].text}): {reason}")
+
+    def is_open(self, run: str) -> bool:
+        """Whether a trial has neither ended well nor failed."""
+        return run not in self.summaries and run not in self.failures
+
+    @property
+    def _done(self) -> int:
+        return len(self.summaries) + len(self.failures)
+
+    def counts(self) -> str:
+        """How many trials are in which state."""
+        running = sum(map(self.is_open, self._running))  # Tune may begin the next one before it lets go of one
+        left = len(self.trials) - self._done - running
+        some = {"finished": len(self.summaries), "failed": len(self.failures), "running": running}
+        counted = [f"{count} {name}" for name, count in (some | {"to train": left}).items() if count]
+        return f"{len(self.trials)} trials: {', '.join(counted)}"
+
+    def stop(self) -> None:
+        """End the sweep; trials that run save a checkpoint."""
+        self.stopper.is_set = True
+
+    def raise_fault(self) -> None:
+        """Raises UserError where the sweep ended early because no trial gives its metric."""
+        if self._fault:
+            raise UserError(self._fault)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        run = trial.config[RUN]
+        self._running[run] = StatusLine() if is_terminal() else None
+        self._show_trial(run, {})
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        run = trial.config[RUN]
+        if SUMMARY in result:
+            self.finish(run, result[SUMMARY])
+        elif FAILURE in result:
+            self.fail(run, result[FAILURE], result[DETAILS])
+        self._check_metric(result)
+        self._show_trial(run, result)
+        self._show()
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._leave(trial.config[RUN])
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Its process was lost, more often than it may be."""
+        run, error = trial.config[RUN], trial.get_error()
+        self.fail(run, f"its process was lost ({first_line(error) if error else 'unknown'})", str(error))
+        self._leave(run)
+
+    def _check_metric(self, result: dict[str, Any]) -> None:
+        """The first validation tells which figures all trials have; a metric that is none of them ends the sweep."""
+        metric, figures = self.sweep.metric, [key for key in result if key.startswith("val_")]
+        if figures and metric.startswith("val_") and metric not in figures and self._fault is None:
+            self._fault = f"metric: no trial reports {metric}; want one of {', '.join(figures)}"
+            self.stop()
+
+    def _show_trial(self, run: str, result: dict[str, Any]) -> None:
+        line = self._running.get(run)
+        if line is None:
+            return
+        plan, step = self.trials[run].plan, result.get("step", 0)
+        parts = [f"{self.trials[run].text:<40}", f"step {step:,}"]
+        parts += [f"loss {result['loss']:.3f}"] if "loss" in result else []
+        parts += [f"val {result['val_loss']:.3f}"] if "val_loss" in result else []
+        text = "  ".join(parts)
+        line.show(
+            lambda: text, share=step / plan.steps if plan else None, always="done" not in result or result["done"]
+        )
+
+    def _leave(self, run: str) -> None:
+        line = self._running.pop(run, None)
+        if line is not None:
+            line.end()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._total is not None:
+            self._total.show(self._text, share=self._done / len(self.trials))
+        elif now - self._told >= _LINE_EVERY_S:
+            self._told = now
+            log(self._text())
+
+    def _text(self) -> str:
+        done, took_s = self._done - self._at_begin, time.monotonic() - self._begun
+        left = len(self.trials) - self._done
+        if not done or not left:
+            return f"sweep    {self.counts()}"
+        minutes, seconds = divmod(round(took_s / done * left), 60)
+        return f"sweep    {self.counts()}  ETA {minutes}:{seconds:02}"
+
+
+class _Stopper(tune.Stopper):
+    """Ends all trials of an experiment at once."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.is_set

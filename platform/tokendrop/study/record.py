@@ -1,0 +1,109 @@
+"""What a sweep leaves behind beside its runs: the folder `sweeps/NAME` in their `runs_folder`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokendrop.atomic import atomic_write, exclusive_lock
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.files import shown
+from tokendrop.config.load import load_job
+from tokendrop.errors import UserError
+from tokendrop.study.identity import settings_of
+from tokendrop.study.trials import Trial
+from tokendrop.track.mlflow import MlflowMirror
+from tokendrop.track.run_folder import DATA, JOB, begun_run, open_run_folder, summarize
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
+
+SWEEPS, TRIALS, FAILED = "sweeps", "trials.json", "failed"
+
+
+class SweepRecord:
+    """A sweep's folder: its trials with their settings, why some failed, what it came to."""
+
+    def __init__(self, runs_folder: Path, name: str) -> None:
+        self.folder = runs_folder / SWEEPS / name
+
+    @contextmanager
+    def opened(self, path: Path, trials: Sequence[Trial]) -> Iterator[None]:
+        """Around the work on a sweep: one process at a time.
+
+        Args:
+            path: of the sweep file.
+        Raises:
+            UserError: it is the sweep of another file, or another process is at work on it.
+        """
+        self.check(path)
+        with exclusive_lock(self.folder, patience_s=2.0):
+            settings = {trial.run: dict(trial.settings) for trial in trials}
+            told = {"sweep": str(path.absolute()), "trials": self._known() | settings}
+            atomic_write(self.folder / TRIALS, json.dumps(told, indent=1).encode())
+            yield
+
+    def check(self, path: Path) -> None:
+        """Raises UserError where the folder is that of another sweep file."""
+        was = _read(self.folder / TRIALS).get("sweep")
+        if was not in (None, str(path.absolute())):
+            raise UserError(f"name: {self.folder} is the sweep of {shown(was)}; want another name")
+
+    def _known(self) -> dict[str, Any]:
+        return _read(self.folder / TRIALS).get("trials", {})
+
+    def note_failure(self, run: str, reason: str, details: str = "") -> None:
+        """Remember why a trial failed: in one line, and at length."""
+        (self.folder / FAILED).mkdir(exist_ok=True)
+        text = f"{' '.join(reason.split())}\n\n{details}"
+        atomic_write(self.folder / FAILED / f"{run}.txt", text.encode(errors="replace"))
+
+    def failure(self, run: str) -> str | None:
+        """Why a trial failed when it was last tried; None where it did not."""
+        path = self.folder / FAILED / f"{run}.txt"
+        return path.read_text(errors="replace").partition("\n")[0] if path.is_file() else None
+
+    def forget_failure(self, run: str) -> None:
+        """Let a trial be tried again."""
+        (self.folder / FAILED / f"{run}.txt").unlink(missing_ok=True)
+
+
+def finished(job: ExperimentConfig) -> dict[str, Any] | None:
+    """What `run_training` gave of a trial's run, by this sweep or another; None where it has not come to its end.
+
+    Raises:
+        DamagedDataError: what describes its run was changed since.
+        UserError: its folder is no run folder.
+    """
+    folder = begun_run(job)
+    if folder is None:
+        return None
+    begun, _ = open_run_folder(folder)
+    if begun.waits_for_epochs or committed_step(folder / CHECKPOINTS) < begun.plan.steps:
+        return None
+    return {**summarize(folder), "mlflow_run_id": MlflowMirror(folder, begun).run_id if begun.track.uri else None}
+
+
+def settings_at(place: Path) -> dict[str, str]:
+    """The settings that decide what is trained: of a trial's run folder, or of a job file.
+
+    Raises:
+        UserError: there is neither.
+    """
+    if place.is_file():
+        return settings_of(load_job(place, to_run=False))
+    for record in sorted((place.parent / SWEEPS).glob(f"*/{TRIALS}")):
+        known = _read(record).get("trials", {})
+        if place.name in known:
+            return known[place.name]
+    if (place / JOB).is_file() and (place / DATA).is_file():
+        return settings_of(open_run_folder(place)[0])
+    raise UserError(f"{shown(place)}: want the run folder of a trial, such as runs/trial-..., or a job file")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file of ours holds; nothing where it is missing or damaged: the next start writes it anew."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

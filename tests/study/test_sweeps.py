@@ -1,0 +1,142 @@
+"""A sweep on Ray Tune: every trial is trained once, and what fails or is killed costs the others nothing."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+
+from corpora import documents, tiny_job, write_corpus
+from tokendrop.cli.main import main
+from tokendrop.study.record import SweepRecord
+from tokendrop.track.audit import audit
+from tokendrop.track.journal import MetricsTail
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_sweep(folder: Path, *, job: dict[str, Any] | None = None, **keys: Any) -> Path:
+    """A sweep over a tiny job, with its corpus."""
+    tiny_job(folder, [write_corpus(folder / "corpus.jsonl", documents(80))], **(job or {}))
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"base": "job.yaml", "name": "tiny", "most_at_once": 2, **keys}, sort_keys=False))
+    return path
+
+
+def result_of(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+    """What the command prints with --json."""
+    capsys.readouterr()
+    try:
+        main(["sweep", *map(str, arguments), "--json"])
+        ended = 0
+    except SystemExit as end:
+        ended = end.code
+    assert ended == code
+    return json.loads(capsys.readouterr().out)
+
+
+def attempts(run: Path) -> list[int]:
+    """The steps at which workers of a run began."""
+    return [line["attempt_from"] for line in MetricsTail(run).read(limit=-1) if "attempt_from" in line]
+
+
+def test_every_trial_is_trained_once_in_this_sweep_or_another(tmp_path, ray_cluster, capsys):
+    path = write_sweep(tmp_path, axes={"train.peak_lr": [1e-3, 0.1]}, seeds=2, aggregate="median")
+    result = result_of(capsys, path)
+    losses = [trial["summary"]["val_loss"] for trial in result["trials"]]
+    assert [arm["value"] for arm in result["arms"]] == [(losses[0] + losses[2]) / 2, (losses[1] + losses[3]) / 2]
+    assert result["arms"][result["best"]]["value"] == min(arm["value"] for arm in result["arms"])
+    runs = [tmp_path / "runs" / trial["run"] for trial in result["trials"]]
+    assert [attempts(run) for run in runs] == [[0]] * 4
+    assert all(audit(run).is_clean for run in runs)
+    assert not (tmp_path / "runs" / "sweeps" / "tiny" / "ray").exists()
+
+    assert result_of(capsys, path) == result
+    other = write_sweep(tmp_path, axes={"train.peak_lr": [0.1]}, seeds=2, name="other").rename(tmp_path / "other.yaml")
+    assert result_of(capsys, other)["trials"][0]["summary"] == result["trials"][1]["summary"]
+    assert [attempts(run) for run in runs] == [[0]] * 4
+
+
+def test_a_trial_that_fails_is_told_and_stops_no_other(tmp_path, ray_cluster, capsys):
+    path = write_sweep(tmp_path, axes={"model.vocab_size": [320, 257, 384]})
+    good, small, blocked = (trial["run"] for trial in result_of(capsys, path, "--dry-run")["trials"])
+    obstacle = tmp_path / "runs" / blocked / "plan.json"
+    obstacle.mkdir(parents=True)
+    result = result_of(capsys, path, code=1)
+    failures = {trial["run"]: trial["failure"] for trial in result["trials"]}
+    assert failures[good] is None
+    assert failures[small].startswith("model.vocab_size: want at least the tokenizer's")
+    assert failures[blocked].startswith("IsADirectoryError: ")
+    assert [arm["value"] is None for arm in result["arms"]] == [False, True, True]
+    assert result["best"] == 0
+
+    obstacle.rmdir()
+    assert result_of(capsys, path, code=1) == result
+    again = result_of(capsys, path, "--retry-failed", code=1)
+    assert again["trials"][:2] == result["trials"][:2]  # one fails again
+    assert again["trials"][2]["failure"] is None
+    assert [attempts(tmp_path / "runs" / run) for run in (good, blocked)] == [[0], [0]]
+
+
+@pytest.mark.long
+def test_a_metric_that_no_trial_reports_ends_the_sweep(tmp_path, ray_cluster, capfd):
+    path = write_sweep(tmp_path, axes={"train.peak_lr": [1e-3, 1e-2]}, metric="val_accuracy", direction="max")
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", str(path)])
+    assert end.value.code == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == "tokendrop: metric: no trial reports val_accuracy; want one of val_loss, val_perplexity"
+
+
+def test_two_sweeps_of_one_name_are_told_apart(tmp_path, complaint):
+    path = write_sweep(tmp_path, seeds=2)
+    with SweepRecord(tmp_path / "runs", "tiny").opened(path, []):
+        assert "another process is at work on it" in complaint("sweep", path)
+    moved = path.rename(tmp_path / "moved.yaml")
+    assert complaint("sweep", moved).endswith(f"is the sweep of {path}; want another name")
+
+
+def test_what_trials_can_not_do_is_told_before_any_starts(tmp_path, complaint, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text((ROOT / "jobs" / "examples" / "every_other_layer.py").read_text())
+    drop = {"method": "mine.py:EveryOtherLayer", "schedule": {"kind": "constant", "kept": 8}}
+    own = write_sweep(tmp_path, job={"model": {"layers": 4}}, set={"drop": drop}, seeds=2)
+    assert complaint("sweep", own).startswith("drop.method: the trials of a sweep can't load the file in 'mine.py:")
+    evaluated = write_sweep(tmp_path, job={"evaluate": {"tasks": ["hellaswag"]}}, seeds=2)
+    assert complaint("sweep", evaluated).startswith("evaluate.tasks: trials are not evaluated as they train")
+    large = write_sweep(tmp_path, axes={"model.width": [32, 2**20]})
+    assert re.match(r"trial \(width 1048576, seed 1234\): model: .* want a smaller", complaint("sweep", large))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_sweep_that_was_ended_goes_on_by_the_same_command(tmp_path, ray_cluster, how):
+    job = {"train": {"length": "400 steps"}, "checkpoint": {"every": "5 steps"}}
+    path = write_sweep(tmp_path, job=job, seeds=2)
+    command = [sys.executable, "-m", "tokendrop", "sweep", str(path), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    told = tmp_path / "told.txt"
+    with told.open("w") as err, subprocess.Popen(command, env=environment, stdout=err, stderr=err) as first:
+        while not any(map(committed_step, (tmp_path / "runs").glob(f"trial-*/{CHECKPOINTS}"))):
+            assert first.poll() is None, told.read_text()
+            time.sleep(0.05)
+        first.send_signal(how)
+    assert first.returncode == (-9 if how == signal.SIGKILL else 130)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    runs = [tmp_path / "runs" / trial["run"] for trial in json.loads(done.stdout)["trials"]]
+    assert all(audit(run).is_clean for run in runs)
+    begun = [attempts(run) for run in runs]
+    assert any(len(one) == 2 and one[1] > 0 for one in begun), begun
