@@ -49,15 +49,21 @@ def write_lines(folder: Path, shards: int, *, subsets: list[str], sources: tuple
             )
 
 
-def test_forty_thousand_shards_of_22_sets_open_in_half_a_second(tmp_path):
+def test_forty_thousand_shards_of_22_sets_open_faster_than_their_lines_are_parsed(tmp_path):
     write_lines(tmp_path / "many", 40_000, subsets=SUBSETS)
-    spent = []
+    opened, parsed = [], []  # in turns, in seconds of this process alone: machines differ, and others may be busy
     for _ in range(3):
-        before = time.process_time()  # of this process alone: other ones may be busy
+        begin = time.process_time()
         rows = Rows(tmp_path / "many", "train")
-        spent.append(time.process_time() - before)
-    assert rows.committed.rows == (40_000 * 4096,)
-    assert min(spent) < 0.5, spent
+        opened.append(time.process_time() - begin)
+        assert rows.committed.rows == (40_000 * 4096,)
+        begin = time.process_time()
+        with (tmp_path / "many" / SHARDS).open("rb") as file:
+            for line in file:
+                json.loads(line)
+        parsed.append(time.process_time() - begin)
+    # 0.4 s and 0.86 s on two cores of an AMD EPYC
+    assert min(opened) < 0.75 * min(parsed), (opened, parsed)
 
 
 def test_shards_are_in_the_order_of_their_numbers_beyond_five_digits(tmp_path):
