@@ -7,7 +7,7 @@ install: .venv/installed
 
 .venv/installed: pyproject.toml Makefile .ci/newest.txt .ci/pins.txt .ci/repair_torchvision.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/newest.txt --editable '.[bench,eval,report,vision,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint .ci/newest.txt --editable '.[bench,eval,report,study,vision,dev]'
 	$(BIN)/python .ci/repair_torchvision.py
 	touch $@
 

@@ -97,7 +97,7 @@ FOREIGN = {
     "launch/memory.py": {"psutil"},
     "launch/preflight.py": {"pathspec"},
     "output": {"rich"},
-    "study": {"ray"},
+    "study": {"optuna", "ray", "scipy"},
     "cli/completion.py": {"shtab"},
     "cli/evaluate.py": {"ray"},
     "cli/prepare.py": {"ray"},

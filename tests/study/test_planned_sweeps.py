@@ -1,6 +1,7 @@
 """A sweep before it starts: its trials, what they are called, and what is wrong with it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from corpora import tiny_job
 from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
+from tokendrop.schedule.duration import Duration
+from tokendrop.study.budget import cost_of, within
 from tokendrop.study.identity import WHERE, run_name, settings_of
 from tokendrop.study.sweep import load_sweep
 from tokendrop.study.trials import Trial, expand
@@ -147,6 +150,47 @@ def test_explain_says_which_keys_make_two_jobs_different_runs(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("the same run: ")
 
 
+# --- budgets ---
+
+MEASURES = ["layer_tokens", "flops", "tokens", "gpu_hours"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(measure=st.sampled_from(MEASURES), times=st.floats(0.02, 40), dropping=st.booleans(), begin=st.integers(1, 300))
+def test_a_run_within_a_budget_is_as_long_as_it_can_be(tmp_path, measure, times, dropping, begin):
+    drop = {**DROPS, "schedule": {"kind": "linear", "start": 8, "until": "70%", "increment": 8}} if dropping else {}
+    train = {"length": f"{begin} steps"}
+    job = load_job(tiny_job(tmp_path, ["x"], train=train, drop=drop, scaling={"profile": "a100-40g-8"}))
+    fifty = replace(job, train=replace(job.train, length=Duration.parse("50 steps")))
+    amount = times * cost_of(fifty, measure)
+    found = within(job, measure, amount)
+    longer = replace(found, train=replace(found.train, length=Duration.parse(f"{found.steps + 1} steps")))
+    assert cost_of(found, measure) <= amount < cost_of(longer, measure)
+
+
+def test_arms_of_one_budget_take_the_same(tmp_path):
+    axes = {"drop": [{"method": "none"}, DROPS]}
+    full, dropped = trials_of(write_sweep(tmp_path, axes=axes, budget={"equal": "layer_tokens"}))
+    assert (full.config.steps, dropped.config.steps) == (2, 2)  # a step of one is 256 layer tokens, of the other 192
+    full, dropped = trials_of(write_sweep(tmp_path, axes=axes, budget={"equal": "layer_tokens", "amounts": [7680]}))
+    assert (full.config.steps, dropped.config.steps) == (30, 40)
+    assert full.plan.layer_tokens(30) == dropped.plan.layer_tokens(40) == 7680
+
+
+def test_each_arm_is_trained_with_each_budget(tmp_path, capsys):
+    budget = {"equal": "tokens", "amounts": [1280, 2560]}
+    path = write_sweep(tmp_path, axes={"train.peak_lr": [1e-3, 2e-3]}, budget=budget, seeds=2)
+    found = [(dict(one.point), one.config.seed, one.config.steps) for one in trials_of(path)]
+    assert found == [
+        ({"train.peak_lr": rate, "budget": amount}, seed, steps)
+        for seed in (1234, 1235)
+        for rate in (1e-3, 2e-3)
+        for amount, steps in ((1280, 10), (2560, 20))
+    ]
+    main(["sweep", str(path), "--dry-run"])
+    assert "Lengths by budget: equal tokens, at most 0.00% apart." in capsys.readouterr().out
+
+
 # --- what is wrong ---
 
 MISTAKES = {
@@ -172,6 +216,26 @@ MISTAKES = {
         {"axes": {"train.peak_lr": [*range(1, 101)], "train.final_lr": [*range(1, 101)]}},
         "10,000 trials; want fewer, or --yes to plan more than 1,000",
     ),
+    "a budget and a length": (
+        {"budget": {"equal": "flops"}, "set": {"train.length": "3 steps"}},
+        "set: the lengths of runs follow from budget",
+    ),
+    "a budget of nothing": ({"budget": {"equal": "flops", "amounts": [0]}}, "budget.amounts: want numbers above 0"),
+    "less than a step": ({"budget": {"equal": "tokens", "amounts": [5]}}, "5 tokens are less than one step takes, 128"),
+    "no profile": ({"budget": {"equal": "gpu_hours"}}, "scaling.profile: equal GPU-hours want a device profile"),
+    "a budget of what": ({"budget": {"equal": "time"}}, "budget.equal: want one of layer_tokens, flops, tokens"),
+    "a searcher": ({"searcher": {"kind": "optuna"}}, "searcher.arms: this key is needed"),
+    "nothing to search": ({"searcher": {"arms": 2}, "axes": {}, "seeds": 2}, "axes: a searcher wants at least one key"),
+    "searched budgets": (
+        {"searcher": {"arms": 2}, "budget": {"equal": "tokens", "amounts": [1e6, 2e6]}},
+        "budget.amounts: a searcher compares arms within one budget",
+    ),
+    "searched samples": (
+        {"searcher": {"arms": 2}, "samples": 2, "axes": {"train.peak_lr": RATE}},
+        "samples: a searcher draws by itself; want searcher.arms",
+    ),
+    "a scheduler": ({"scheduler": {"kind": "asah"}}, "scheduler.kind: want one of asha, median"),
+    "a scheduler of costs": ({"scheduler": {"kind": "asha"}, "metric": "flops"}, "scheduler: wants a metric of"),
     "an unknown key of the sweep": ({"ax": 1}, "ax: unknown key"),
     "no base": ({"base": "gone.yaml"}, "gone.yaml: can't read this job file"),
 }

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from ray.util import placement_group_table
 
 from corpora import documents, tiny_job, write_corpus
 from tokendrop.cli.main import main
@@ -117,6 +118,85 @@ def test_what_trials_can_not_do_is_told_before_any_starts(tmp_path, complaint, m
     assert complaint("sweep", evaluated).startswith("evaluate.tasks: trials are not evaluated as they train")
     large = write_sweep(tmp_path, axes={"model.width": [32, 2**20]})
     assert re.match(r"trial \(width 1048576, seed 1234\): model: .* want a smaller", complaint("sweep", large))
+
+
+LONG = {"train": {"length": "60 steps"}, "evaluate": {"every": "5 steps", "sequences": 4}}
+
+
+def placement_groups() -> list[str]:
+    """States of all placement groups that hold something, or want to."""
+    return [one["state"] for one in placement_group_table().values() if one["state"] != "REMOVED"]
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [{"kind": "asha", "grace": 2560, "reduction": 2}, {"kind": "median", "grace": 2560, "least_trials": 1}],
+    ids=lambda one: one["kind"],
+)
+def test_trials_that_fall_behind_are_ended_early_and_not_trained_again(tmp_path, ray_cluster, capsys, scheduler):
+    axes = {"train.peak_lr": [1e-2, 1e-7, 1e-8, 1e-9]}  # one at a time: the first one is far better
+    path = write_sweep(tmp_path, job=LONG, axes=axes, scheduler=scheduler, most_at_once=1)
+    result = result_of(capsys, path)
+    first, *others = result["trials"]
+    assert first["summary"]["steps"] == 60
+    assert first["stopped_early"] is None
+    for one in others:
+        assert (one["summary"], one["failure"]) == (None, None)
+        assert one["stopped_early"]["layer_tokens"] >= 2560
+        assert 10 <= committed_step(tmp_path / "runs" / one["run"] / CHECKPOINTS) < 60
+        assert audit(tmp_path / "runs" / one["run"]).is_clean
+    assert result["best"] == 0
+    assert placement_groups() == []
+    runs = [tmp_path / "runs" / trial["run"] for trial in result["trials"]]
+    assert result_of(capsys, path) == result
+    assert [attempts(run) for run in runs] == [[0]] * 4
+
+
+def test_a_scheduler_without_time_to_compare_is_told(tmp_path, ray_cluster, complaint):
+    schedule = {"kind": "linear", "start": 8, "until": "100%", "increment": 8}
+    job = {**LONG, "drop": {"method": "random_ltd", "full_length_layers": "first", "schedule": schedule}}
+    path = write_sweep(tmp_path, job=job, seeds=2, scheduler={"kind": "asha"}, set={"evaluate.every": "30 steps"})
+    assert "scheduler: no trial is validated after a grace of " in complaint("sweep", path).replace("sweep    ", "")
+
+
+def test_a_searcher_chooses_arms_by_those_before(tmp_path, ray_cluster, capsys):
+    axes = {"train.peak_lr": {"kind": "log_uniform", "low": 1e-4, "high": 1e-1}, "model.layers": [2, 3]}
+    path = write_sweep(tmp_path, axes=axes, searcher={"arms": 4, "startup": 2}, seeds=2)
+    result = result_of(capsys, path)
+    assert [len(arm["by_seed"]) for arm in result["arms"]] == [2] * 4
+    assert len({trial["run"] for trial in result["trials"]}) == 8
+    runs = [tmp_path / "runs" / trial["run"] for trial in result["trials"]]
+    assert [attempts(run) for run in runs] == [[0]] * 8
+    assert result_of(capsys, path) == result
+    more = write_sweep(tmp_path, axes=axes, searcher={"arms": 5, "startup": 2}, seeds=2)
+    assert result_of(capsys, more)["trials"][:8] == result["trials"]
+    assert [attempts(run) for run in runs] == [[0]] * 8
+
+
+def test_trials_of_several_workers_that_come_and_go(tmp_path, ray_cluster, capsys):
+    workers = [{"from": "0%", "workers": 1}, {"from": "50%", "workers": 2}]
+    elastic = {"scaling.mode": "schedule", "scaling.segments": workers}
+    path = write_sweep(tmp_path, job=LONG, set=elastic, axes={"train.peak_lr": [1e-3, 1e-2]})
+    result = result_of(capsys, path)
+    for trial in result["trials"]:
+        found = audit(tmp_path / "runs" / trial["run"])
+        assert found.is_clean
+        assert trial["summary"]["steps"] == 60
+    assert placement_groups() == []
+
+
+def test_lengths_in_epochs_and_budgets(tmp_path, ray_cluster, capsys):
+    path = write_sweep(tmp_path, axes={"train.length": ["1 epochs", "2 epochs"]})
+    one, two = result_of(capsys, path)["trials"]
+    assert two["summary"]["steps"] in (2 * one["summary"]["steps"] - 1, 2 * one["summary"]["steps"])
+    budget = {"equal": "tokens", "amounts": [256, 512, 1024]}
+    path = write_sweep(tmp_path, budget=budget, name="budgets").rename(tmp_path / "budgets.yaml")
+    result = result_of(capsys, path)
+    assert [trial["summary"]["steps"] for trial in result["trials"]] == [2, 4, 8]
+    (frontier,) = result["frontiers"]
+    assert frontier["costs"] == [256, 512, 1024]
+    assert frontier["values"] == [arm["value"] for arm in result["arms"]]
+    assert frontier["law"]["low"] < frontier["law"]["exponent"] < frontier["law"]["high"]
 
 
 @pytest.mark.long

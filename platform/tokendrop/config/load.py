@@ -189,6 +189,8 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
         return None
     base = next((member for member in members if inspect.isabstract(member)), None)
     members = tuple(member for member in members if member not in (type(None), base))
+    if len(members) == 1:
+        return build(members[0], value, path)
     variants = [member for member in members if dataclasses.is_dataclass(member) and member is not Duration]
     if variants and isinstance(value, Mapping):
         hints = {member: get_type_hints(member) for member in variants}

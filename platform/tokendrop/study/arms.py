@@ -9,7 +9,7 @@ from typing import Any
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trials import Point, Trial
 
-_AGGREGATES = {"mean": mean, "median": median}
+AGGREGATES = {"mean": mean, "median": median}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def _arm(sweep: SweepConfig, trials: Sequence[Trial], summaries: Mapping[str, Ma
     found = [summaries[trial.run][sweep.metric] for trial in trials if trial.run in summaries]
     values = tuple(float(value) if isinstance(value, int | float) else float("nan") for value in found)
     is_known = bool(values) and all(map(isfinite, values))
-    value = _AGGREGATES[sweep.aggregate](values) if is_known else None
+    value = AGGREGATES[sweep.aggregate](values) if is_known else None
     return Arm(point=trials[0].point, trials=tuple(trials), values=values, value=value)
 
 

@@ -76,10 +76,11 @@ class _Between(BaseAxis):
             return
         if self.multiple_of <= 0:
             raise ValueError(f"multiple_of: want a number above 0, got {self.multiple_of:g}")
-        if self._rounded(self.low) < self.low or self._rounded(self.high) > self.high:
+        if self.rounded(self.low) < self.low or self.rounded(self.high) > self.high:
             raise ValueError(f"multiple_of: want low and high as multiples of it, {self.multiple_of:g}")
 
-    def _rounded(self, value: float) -> float | int:
+    def rounded(self, value: float) -> float | int:
+        """The multiple of `multiple_of` next to a value."""
         if self.multiple_of is None:
             return value
         rounded = round(value / self.multiple_of) * self.multiple_of
@@ -93,7 +94,7 @@ class Uniform(_Between):
     kind: Literal["uniform"] = "uniform"
 
     def values_for(self, chance: Random) -> Sequence[object]:
-        return [self._rounded(chance.uniform(self.low, self.high))]
+        return [self.rounded(chance.uniform(self.low, self.high))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ class LogUniform(_Between):
             raise ValueError(f"low: want a number above 0, got {self.low:g}")
 
     def values_for(self, chance: Random) -> Sequence[object]:
-        return [self._rounded(math.exp(chance.uniform(math.log(self.low), math.log(self.high))))]
+        return [self.rounded(math.exp(chance.uniform(math.log(self.low), math.log(self.high))))]
 
 
 Axis = Grid | Choice | Uniform | LogUniform

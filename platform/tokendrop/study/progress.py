@@ -25,9 +25,12 @@ class Progress(tune.Callback):
         self.trials = {trial.run: trial for trial in trials}
         self.summaries: dict[str, dict[str, Any]] = {}
         self.failures: dict[str, str] = {}
+        self.stopped: dict[str, dict[str, Any]] = {}
+        """What trials had come to that the scheduler ended early."""
         self.stopper = _Stopper()
         self._fault: str | None = None
         self._running: dict[str, StatusLine | None] = {}
+        self._reports: dict[str, dict[str, Any]] = {}
         self._total: StatusLine | None = None
         self._begun = self._told = time.monotonic()
         self._at_begin = 0
@@ -63,21 +66,39 @@ class Progress(tune.Callback):
         self.failures[run] = reason
         log(f"failed   {run} ({self.trials[run].text}): {reason}")
 
+    def note_stopped(self, run: str, report: dict[str, Any]) -> None:
+        """Take in a trial that is known to have been ended early."""
+        self.stopped[run] = report
+
+    def value(self, run: str) -> float | None:
+        """The metric of a trial that has ended; NaN where it has failed or has none, None where it has not ended."""
+        found = self.summaries.get(run, self.stopped.get(run))
+        if found is None:
+            return float("nan") if run in self.failures else None
+        return float(found.get(self.sweep.metric) or "nan")
+
     def is_open(self, run: str) -> bool:
-        """Whether a trial has neither ended well nor failed."""
-        return run not in self.summaries and run not in self.failures
+        """Whether a trial has neither come to its end, nor failed, nor been ended early."""
+        return not any(run in ended for ended in (self.summaries, self.failures, self.stopped))
 
     @property
     def _done(self) -> int:
-        return len(self.summaries) + len(self.failures)
+        return len(self.summaries) + len(self.failures) + len(self.stopped)
+
+    @property
+    def _all(self) -> int:
+        """Trials of the sweep, those that are not chosen yet included."""
+        return max(len(self.trials), self.sweep.most_trials if self.sweep.searcher else 0)
 
     def counts(self) -> str:
         """How many trials are in which state."""
         running = sum(map(self.is_open, self._running))  # Tune may begin the next one before it lets go of one
-        left = len(self.trials) - self._done - running
-        some = {"finished": len(self.summaries), "failed": len(self.failures), "running": running}
-        counted = [f"{count} {name}" for name, count in (some | {"to train": left}).items() if count]
-        return f"{len(self.trials)} trials: {', '.join(counted)}"
+        left = self._all - self._done - running
+        some = {"finished": len(self.summaries), "failed": len(self.failures), "stopped early": len(self.stopped)}
+        counted = [
+            f"{count} {name}" for name, count in (some | {"running": running, "to train": left}).items() if count
+        ]
+        return f"{self._all} trials: {', '.join(counted)}"
 
     def stop(self) -> None:
         """End the sweep; trials that run save a checkpoint."""
@@ -97,16 +118,22 @@ class Progress(tune.Callback):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         run = trial.config[RUN]
+        self._reports[run] = self._reports.get(run, {}) | result
         if SUMMARY in result:
             self.finish(run, result[SUMMARY])
         elif FAILURE in result:
             self.fail(run, result[FAILURE], result[DETAILS])
         self._check_metric(result)
-        self._show_trial(run, result)
+        self._show_trial(run, self._reports[run])
         self._show()
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._leave(trial.config[RUN])
+        run, report = trial.config[RUN], self._reports.pop(trial.config[RUN], {})
+        if self.is_open(run) and not self.stopper.is_set and "step" in report:
+            known = ("step", "layer_tokens", "loss")
+            self.note_stopped(run, {key: report[key] for key in report if key in known or key.startswith("val_")})
+            self.record.note_stopped(run, self.stopped[run])
+        self._leave(run)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Its process was lost, more often than it may be."""
@@ -142,14 +169,14 @@ class Progress(tune.Callback):
     def _show(self) -> None:
         now = time.monotonic()
         if self._total is not None:
-            self._total.show(self._text, share=self._done / len(self.trials))
+            self._total.show(self._text, share=self._done / self._all)
         elif now - self._told >= _LINE_EVERY_S:
             self._told = now
             log(self._text())
 
     def _text(self) -> str:
         done, took_s = self._done - self._at_begin, time.monotonic() - self._begun
-        left = len(self.trials) - self._done
+        left = self._all - self._done
         if not done or not left:
             return f"sweep    {self.counts()}"
         minutes, seconds = divmod(round(took_s / done * left), 60)

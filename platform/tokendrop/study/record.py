@@ -1,7 +1,7 @@
 """What a sweep leaves behind beside its runs: the folder `sweeps/NAME` in their `runs_folder`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import DATA, JOB, begun_run, open_run_folder, summarize
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 
-SWEEPS, TRIALS, FAILED = "sweeps", "trials.json", "failed"
+SWEEPS, TRIALS, FAILED, STOPPED, CHOSEN = "sweeps", "trials.json", "failed", "stopped", "chosen.json"
 
 
 class SweepRecord:
-    """A sweep's folder: its trials with their settings, why some failed, what it came to."""
+    """A sweep's folder: its trials with their settings, why some failed, which were stopped early, what was chosen."""
 
     def __init__(self, runs_folder: Path, name: str) -> None:
         self.folder = runs_folder / SWEEPS / name
@@ -37,10 +37,15 @@ class SweepRecord:
         """
         self.check(path)
         with exclusive_lock(self.folder, patience_s=2.0):
-            settings = {trial.run: dict(trial.settings) for trial in trials}
-            told = {"sweep": str(path.absolute()), "trials": self._known() | settings}
-            atomic_write(self.folder / TRIALS, json.dumps(told, indent=1).encode())
+            self._path = path.absolute()
+            self.add(trials)
             yield
+
+    def add(self, trials: Sequence[Trial]) -> None:
+        """Write down what trials are, beside those that are known."""
+        settings = {trial.run: dict(trial.settings) for trial in trials}
+        told = {"sweep": str(self._path), "trials": self._known() | settings}
+        atomic_write(self.folder / TRIALS, json.dumps(told, indent=1).encode())
 
     def check(self, path: Path) -> None:
         """Raises UserError where the folder is that of another sweep file."""
@@ -62,9 +67,27 @@ class SweepRecord:
         path = self.folder / FAILED / f"{run}.txt"
         return path.read_text(errors="replace").partition("\n")[0] if path.is_file() else None
 
-    def forget_failure(self, run: str) -> None:
-        """Let a trial be tried again."""
-        (self.folder / FAILED / f"{run}.txt").unlink(missing_ok=True)
+    def note_stopped(self, run: str, report: Mapping[str, Any]) -> None:
+        """Remember that a trial was ended early, and what it had come to."""
+        (self.folder / STOPPED).mkdir(exist_ok=True)
+        atomic_write(self.folder / STOPPED / f"{run}.json", json.dumps(dict(report)).encode())
+
+    def stopped(self, run: str) -> dict[str, Any] | None:
+        """What a trial had come to that was ended early; None where it was not."""
+        return _read(self.folder / STOPPED / f"{run}.json") or None
+
+    def note_chosen(self, choices: Sequence[Mapping[str, Any]]) -> None:
+        """Remember what a searcher has chosen, in order."""
+        atomic_write(self.folder / CHOSEN, json.dumps({"chosen": [*choices]}).encode())
+
+    def chosen(self) -> list[dict[str, Any]]:
+        """What a searcher has chosen in earlier starts."""
+        return _read(self.folder / CHOSEN).get("chosen", [])
+
+    def forget_failures(self) -> None:
+        """Let all trials that have failed be tried again."""
+        for path in (self.folder / FAILED).glob("*.txt"):
+            path.unlink(missing_ok=True)
 
 
 def finished(job: ExperimentConfig) -> dict[str, Any] | None:

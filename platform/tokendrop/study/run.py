@@ -1,13 +1,9 @@
-"""A sweep on Ray Tune, which only schedules: what a trial is and what it leaves behind is that of any run."""
+"""A sweep from what is known of its trials to what has become of them all."""
 
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import ray
-from ray import tune
 
 from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
@@ -18,56 +14,65 @@ from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.initial import with_epochs, with_initial
 from tokendrop.launch.memory import check_memory
 from tokendrop.launch.results import with_absolute_paths
-from tokendrop.launch.room import check_ray, check_room, count_places, resources_of
-from tokendrop.launch.stopping import run_until_stopped
-from tokendrop.launch.trainer import needs_ray_train
+from tokendrop.launch.room import check_ray, check_room
 from tokendrop.launch.watch import prepare_line
 from tokendrop.output import log
 from tokendrop.study.progress import Progress
 from tokendrop.study.record import SweepRecord, finished
 from tokendrop.study.sweep import SweepConfig
-from tokendrop.study.trainable import RUN, TrialRun
-from tokendrop.study.trials import Trial
+from tokendrop.study.trials import Trial, TrialMaker
+from tokendrop.study.tuning import search_all, train_all
 from tokendrop.track.mlflow import ensure_experiment
 from tokendrop.train.engines.build import check_strategy
 
-_TUNE = "ray"
-_ENVIRONMENT = {
-    "RAY_AIR_NEW_OUTPUT": "0",  # which prints tables that nothing turns off
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of a job mean what they mean to the command
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run folders have it all
-}
-
 
 def run_sweep(
-    sweep: SweepConfig, trials: Sequence[Trial], *, path: Path, retry_failed: bool = False
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Train every trial that has not been trained yet.
+    sweep: SweepConfig,
+    trials: Sequence[Trial],
+    maker: TrialMaker | None = None,
+    *,
+    path: Path,
+    retry_failed: bool = False,
+) -> Progress:
+    """Train every trial that has not been trained yet, and return how far the sweep has come.
 
     Args:
+        trials: all of them; none where a searcher chooses them.
+        maker: makes those that a searcher chooses.
         path: of the sweep file.
         retry_failed: whether those that failed in an earlier start are tried again.
-    Returns:
-        By name of the run folder, summaries of the trials that ended well, and why the others failed.
     Raises:
         UserError: something is wrong with the jobs, the corpus, or the metric.
     """
-    jobs = {trial.run: with_absolute_paths(trial.config) for trial in trials}
-    record = SweepRecord(Path(jobs[trials[0].run].runs_folder), sweep.name)
+    base = with_absolute_paths(trials[0].config if maker is None else maker.base_trial().config)
+    record = SweepRecord(Path(base.runs_folder), sweep.name)
     with record.opened(path, trials):
         if retry_failed:
-            for trial in trials:
-                record.forget_failure(trial.run)
+            record.forget_failures()
         progress = Progress(sweep, trials, record)
-        for trial in trials:
-            _look_up(trial, jobs[trial.run], progress)
-        left = {trial.run: jobs[trial.run] for trial in trials if progress.is_open(trial.run)}
-        for run, job in left.items():
-            _check(job, progress.trials[run].text)
+        left = {trial.run: job for trial in trials if (job := _begun(trial, progress)) is not None}
         log(f"sweep    {record.folder}: {progress.counts()}")
-        if left:
-            _train(sweep, left, progress, record)
-        return progress.summaries, progress.failures
+        if maker is not None:
+            with _on_ray({base.name: base}, progress) as ready:
+                search_all(maker, ready[base.name], progress, begun=partial(_begun, progress=progress))
+        elif left:
+            with _on_ray(left, progress) as ready:
+                train_all(left, ready, progress)
+        return progress
+
+
+def _begun(trial: Trial, progress: Progress) -> ExperimentConfig | None:
+    """The job of a trial that is to be trained; None where one knows what became of it.
+
+    Raises:
+        UserError: it can't train here.
+    """
+    job = with_absolute_paths(trial.config)
+    _look_up(trial, job, progress)
+    if not progress.is_open(trial.run):
+        return None
+    _check(job, trial.text)
+    return job
 
 
 def _look_up(trial: Trial, job: ExperimentConfig, progress: Progress) -> None:
@@ -81,28 +86,23 @@ def _look_up(trial: Trial, job: ExperimentConfig, progress: Progress) -> None:
         progress.finish(trial.run, summary)
     elif reason := progress.record.failure(trial.run):
         progress.note(trial.run, reason)
+    elif report := progress.record.stopped(trial.run):
+        progress.note_stopped(trial.run, report)
 
 
-def _train(sweep: SweepConfig, jobs: Mapping[str, ExperimentConfig], progress: Progress, record: SweepRecord) -> None:
+@contextmanager
+def _on_ray(jobs: Mapping[str, ExperimentConfig], progress: Progress) -> Iterator[dict[str, ExperimentConfig]]:
+    """Ray, as long as the block lasts, and the jobs that can begin."""
     connect()
     with HeadWatch() as head:
         ready = _prepared(jobs, progress)
-        if not ready:
-            return
-        first = next(iter(ready.values()))
-        check_room(first)
-        if first.track.uri:
-            _begin_tracking(first)
+        if ready:
+            first = next(iter(ready.values()))
+            check_room(first)
+            if first.track.uri:
+                _begin_tracking(first)
         head.what_now = "the same command goes on with the sweep"
-        tuner = _tuner(sweep, {run: jobs[run] for run in ready}, first, progress, record.folder / _TUNE)
-
-        def fit() -> None:
-            tuner.fit()
-
-        with progress:
-            run_until_stopped(fit, stop=progress.stop)
-    shutil.rmtree(record.folder / _TUNE, ignore_errors=True)
-    progress.raise_fault()
+        yield ready
 
 
 def _check(job: ExperimentConfig, which: str) -> None:
@@ -158,45 +158,3 @@ def _begin_tracking(job: ExperimentConfig) -> None:
         ensure_experiment(job.track)
     except Exception as error:  # a server that is away keeps no trial from training
         log(f"mlflow   not reached ({first_line(error)}); the trials go on without it")
-
-
-def _tuner(
-    sweep: SweepConfig, jobs: Mapping[str, ExperimentConfig], job: ExperimentConfig, progress: Progress, folder: Path
-) -> tune.Tuner:
-    """
-    Args:
-        job: of them, with what it left open; where it runs is the same for all.
-    """
-    os.environ.update(_ENVIRONMENT)
-    alone, each = not needs_ray_train(job), resources_of(job.scaling)
-    shutil.rmtree(folder, ignore_errors=True)
-    return tune.Tuner(
-        tune.with_resources(tune.with_parameters(TrialRun, trials=dict(jobs)), each if alone else {"CPU": 0}),
-        param_space={RUN: tune.grid_search([*jobs])},
-        tune_config=tune.TuneConfig(
-            max_concurrent_trials=sweep.most_at_once or (None if alone else _most_at_once(job)),
-            reuse_actors=True,
-            trial_name_creator=_trial_name,
-            trial_dirname_creator=_trial_name,
-        ),
-        run_config=tune.RunConfig(
-            name=folder.name,
-            storage_path=str(folder.parent),
-            verbose=0,
-            callbacks=[progress],
-            stop=progress.stopper,
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
-            failure_config=tune.FailureConfig(max_failures=job.scaling.max_restarts),
-        ),
-    )
-
-
-def _trial_name(trial: Any) -> str:
-    return trial.config[RUN]
-
-
-def _most_at_once(job: ExperimentConfig) -> int:
-    """Runs of several workers that fit on the nodes there are: each books its own, and Tune knows nothing of them."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    most = max(segment.workers for segment in job.plan.segments) if job.scaling.mode != "fixed" else job.scaling.workers
-    return max(1, count_places(nodes, resources_of(job.scaling)) // most)

@@ -10,12 +10,32 @@ from tokendrop.config.files import read_mapping, shown
 from tokendrop.config.load import build
 from tokendrop.errors import UserError
 from tokendrop.study.axes import Axis, Grid
+from tokendrop.study.budget import Budget
 from tokendrop.study.identity import says_only_where
+from tokendrop.study.stopping import EarlyStopping
 
 _MOST_SEEDS, _MOST_SAMPLES = 1000, 100_000
 _OF_VALIDATION = "val_"
+_LENGTH = "train.length"
 _COSTS = ("layer_tokens", "flops", "wall_clock_s")
 _LOWER_IS_BETTER = ("val_loss", "val_perplexity", *_COSTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptunaSearch:
+    """Arms are chosen by Optuna (TPE), each by the metric of those before, within the axes; a grid is a choice."""
+
+    kind: Literal["optuna"] = "optuna"
+    arms: int
+    """How many; fewer where the axes have no more."""
+    startup: int = 10
+    """Arms that are drawn before the first one is chosen."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.arms <= _MOST_SAMPLES:
+            raise ValueError(f"arms: want 1 to {_MOST_SAMPLES:,}, got {self.arms:,}")
+        if self.startup < 1:
+            raise ValueError(f"startup: want at least 1, got {self.startup}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +63,12 @@ class SweepConfig:
     """Which is better; known for val_loss, val_perplexity and costs."""
     aggregate: Literal["mean", "median"] = "mean"
     """Over the seeds."""
+    searcher: OptunaSearch | None = None
+    """What chooses the points of the axes; all points of grids, with what is drawn, when left out."""
+    scheduler: EarlyStopping | None = None
+    """What ends trials early; every trial comes to its end when left out."""
+    budget: Budget | None = None
+    """What each run may consume, the same for all arms; each trains as long as its job says when left out."""
     most_at_once: int | None = None
     """Trials at the same time; as many as there is room for when left out."""
 
@@ -54,14 +80,25 @@ class SweepConfig:
         for branch, keys in (("set", self.set), ("axes", self.axes)):
             for key in keys:
                 self._check_key(branch, key)
-        if not self.axes and self.seeds == 1:
+        if not self.axes and self.seeds == 1 and len(self.budget.amounts if self.budget else ()) < 2:
             raise ValueError("axes: want at least one key with its values, or several seeds")
         self._check_counts()
         if not self.metric.startswith(_OF_VALIDATION) and self.metric not in _COSTS:
             costs = ", ".join(_COSTS)
             raise ValueError(f"metric: want a figure of validation, such as val_loss, or {costs}; got {self.metric!r}")
+        self._check_choice()
         if self.direction is None and self.metric not in _LOWER_IS_BETTER:
             raise ValueError(f"direction: want min or max, for the metric {self.metric}")
+
+    def _check_choice(self) -> None:
+        if self.searcher is not None and self.samples > 1:
+            raise ValueError("samples: a searcher draws by itself; want searcher.arms")
+        if self.searcher is not None and not self.axes:
+            raise ValueError("axes: a searcher wants at least one key with its values")
+        if self.searcher is not None and self.budget is not None and len(self.budget.amounts) > 1:
+            raise ValueError("budget.amounts: a searcher compares arms within one budget; want one amount, or none")
+        if self.scheduler is not None and self.metric in _COSTS:
+            raise ValueError(f"scheduler: wants a metric of validation, such as val_loss, got {self.metric}")
 
     def _check_key(self, branch: str, key: str) -> None:
         if not key or "=" in key:
@@ -74,6 +111,8 @@ class SweepConfig:
             raise ValueError(f"axes: '{key}' says where a trial runs, not what it trains; want it in set")
         if branch == "axes" and key in self.set:
             raise ValueError(f"axes: '{key}' is in set too; want it in one of them")
+        if key == _LENGTH and self.budget is not None:
+            raise ValueError(f"{branch}: the lengths of runs follow from budget; leave out one of them")
 
     def _check_counts(self) -> None:
         seeds = self.seeds if isinstance(self.seeds, tuple) else range(self.seeds)
@@ -94,10 +133,28 @@ class SweepConfig:
         return any(axis.is_drawn for axis in self.axes.values())
 
     @property
+    def given(self) -> tuple[str, ...]:
+        """Keys of a job, beside the axes, that a sweep gives its trials."""
+        return ("seed", "name", "run", *([_LENGTH] if self.budget else []))
+
+    @property
     def most_trials(self) -> int:
         """Trials where every axis is there in each of them."""
         seeds = len(self.seeds) if isinstance(self.seeds, tuple) else self.seeds
-        return self.samples * seeds * prod(len(axis.values) for axis in self.axes.values() if isinstance(axis, Grid))
+        if self.searcher is not None:
+            return self.searcher.arms * seeds
+        budgets = max(1, len(self.budget.amounts)) if self.budget else 1
+        return (
+            self.samples
+            * seeds
+            * budgets
+            * prod(len(axis.values) for axis in self.axes.values() if isinstance(axis, Grid))
+        )
+
+    @property
+    def mode(self) -> Literal["min", "max"]:
+        """Which of two values of the metric is better, as Ray Tune says it."""
+        return "min" if self.lower_is_better else "max"
 
     @property
     def lower_is_better(self) -> bool:

@@ -2,12 +2,14 @@
 
 import threading
 import traceback
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 
 from tokendrop.config.experiment import ExperimentConfig
@@ -22,14 +24,39 @@ RUN, SUMMARY, FAILURE, DETAILS = "run", "summary", "failure", "details"
 _REPORT_EVERY_S, _STOP_EVERY_S = 1.0, 0.2
 
 
+class Jobs:
+    """The jobs of trials that are chosen as a sweep goes on, in the memory of Ray alone: they may have secrets."""
+
+    def __init__(self) -> None:
+        self._held: Any = _Held.remote()
+
+    def __setitem__(self, run: str, job: ExperimentConfig) -> None:
+        ray.get(self._held.put.remote(run, job))
+
+    def __getitem__(self, run: str) -> ExperimentConfig:
+        return ray.get(self._held.get.remote(run))
+
+
+@ray.remote(num_cpus=0)
+class _Held:
+    def __init__(self) -> None:
+        self._jobs: dict[str, ExperimentConfig] = {}
+
+    def put(self, run: str, job: ExperimentConfig) -> None:
+        self._jobs[run] = job
+
+    def get(self, run: str) -> ExperimentConfig:
+        return self._jobs[run]
+
+
 class TrialRun(tune.Trainable):
-    """Trains the run that it is told, and reports every second how far that is.
+    """Trains the run that it is told, and reports how far that is: every second, and at each validation.
 
     A run that fails is a report of why, not an error: Tune would try it again and again, which helps only those whose
     process is lost. To stop it saves a checkpoint.
     """
 
-    def setup(self, config: dict[str, Any], trials: Mapping[str, ExperimentConfig]) -> None:  # pyright: ignore
+    def setup(self, config: dict[str, Any], trials: Mapping[str, ExperimentConfig] | Jobs) -> None:  # pyright: ignore
         self._trials = trials
         self._run: str = config[RUN]
         self._ended: Future[dict[str, Any]] | None = None
@@ -41,15 +68,21 @@ class TrialRun(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """How far the run is, after a second or at its end."""
+        """How far the run is: at its next validation, after a second without one, or at its end."""
         # not before: Tune may set up two processes for a trial, and let one of them go
         ended = self._ended = self._ended or self._begin()
-        with suppress(TimeoutError):
-            ended.result(timeout=_REPORT_EVERY_S)
-        is_over = ended.done()
-        for line in self._tail.read(limit=-1):
-            self._take_in(line)
-        return {**self._report, "done": is_over, **(ended.result() if is_over else {})}
+        if not self._lines:
+            with suppress(TimeoutError):
+                ended.result(timeout=_REPORT_EVERY_S)
+            is_over = ended.done()  # asked first: what is journaled until then is read below
+            self._lines.extend(self._tail.read(limit=-1))
+        else:
+            is_over = ended.done()
+        found: dict[str, Any] = {}
+        while self._lines and "val_loss" not in found:
+            found = self._take_in(self._lines.popleft())
+        is_over = is_over and not self._lines
+        return {**self._report, **found, "done": is_over, **(ended.result() if is_over else {})}
 
     def _begin(self) -> Future[dict[str, Any]]:
         config = self._trials[self._run]
@@ -58,17 +91,20 @@ class TrialRun(tune.Trainable):
         self._tail = MetricsTail(self._folder)
         self._tail.skip()
         self._report: dict[str, Any] = {}
+        self._lines: deque[dict[str, Any]] = deque()
         ended: Future[dict[str, Any]] = Future()
         threading.Thread(target=_train, args=(config, ended), daemon=True).start()
         return ended
 
-    def _take_in(self, line: Mapping[str, Any]) -> None:
+    def _take_in(self, line: Mapping[str, Any]) -> dict[str, Any]:
+        """The figures of a validation, which belong to its step alone; nothing for another line."""
         if "step" not in line:
-            return
+            return {}
         self._report |= {key: line[key] for key in ("step", "loss", "layer_tokens")}
-        if line["val_loss"] is not None:
-            figures = self._task.figures(line["val_loss"], line["val_figures"] or {})
-            self._report |= {"val_loss": line["val_loss"], **{f"val_{name}": value for name, value in figures.items()}}
+        if line["val_loss"] is None:
+            return {}
+        figures = self._task.figures(line["val_loss"], line["val_figures"] or {})
+        return {"val_loss": line["val_loss"], **{f"val_{name}": value for name, value in figures.items()}}
 
     def cleanup(self) -> None:
         """Let the run save a checkpoint and end."""

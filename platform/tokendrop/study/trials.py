@@ -1,7 +1,8 @@
 """The trials of a sweep: known in full before the first one starts."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +13,10 @@ from tokendrop.config.files import Tree, shown
 from tokendrop.config.load import load_job, read_job
 from tokendrop.config.overrides import with_override
 from tokendrop.errors import UserError
+from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.study.axes import Axis
+from tokendrop.study.budget import BUDGET, Measure, cost_of, within
 from tokendrop.study.identity import run_name, settings_of
 from tokendrop.study.sweep import SweepConfig
 
@@ -80,23 +83,78 @@ def expand(sweep: SweepConfig, path: Path, overrides: Sequence[str] = (), *, man
     Raises:
         UserError: there are too many, none, or one of their jobs is wrong.
     """
-    _check_count(sweep, path, many=many)
-    for override in overrides:
-        if (key := override.partition("=")[0]) in (*sweep.axes, "seed", "name", "run"):
-            raise UserError(f"override {shown(repr(override))}: the sweep itself gives '{key}'; want another key")
-    base = path.parent / sweep.base
-    common = [*(_override(key, value) for key, value in sweep.set.items()), *overrides]
-    job = load_job(base, common)
-    seeds = sweep.seeds if isinstance(sweep.seeds, tuple) else range(job.seed, job.seed + sweep.seeds)
-    tree = read_job(base)
-    for override in common:
-        tree = with_override(tree, override)
-    points = [point for sample in range(sweep.samples) for point in _points(sweep, tree, sample)]
-    trials = [_trial(base, common, point, seed, path) for seed in seeds for point in points]
-    return _different(trials, path, drawn=sweep.draws)
+    check_count(sweep, path, many=many)
+    made = TrialMaker(sweep, path, overrides)
+    points = [point for sample in range(sweep.samples) for point in _points(sweep, made.tree, sample)]
+    arms = [arm for point in points for arm in made.arms(point)]
+    return _different([trial for seed in zip(*arms, strict=True) for trial in seed], path, drawn=sweep.draws)
 
 
-def _check_count(sweep: SweepConfig, path: Path, *, many: bool) -> None:
+class TrialMaker:
+    """Makes the trials of a sweep from points of its axes."""
+
+    def __init__(self, sweep: SweepConfig, path: Path, overrides: Sequence[str] = ()) -> None:
+        """As `expand`, errors too."""
+        for override in overrides:
+            if (key := override.partition("=")[0]) in (*sweep.axes, *sweep.given):
+                raise UserError(f"override {shown(repr(override))}: the sweep itself gives '{key}'; want another key")
+        self.sweep, self.path, self.base = sweep, path, path.parent / sweep.base
+        self._common = [*(_override(key, value) for key, value in sweep.set.items()), *overrides]
+        self.tree = read_job(self.base)
+        for override in self._common:
+            self.tree = with_override(self.tree, override)
+        job = load_job(self.base, self._common)
+        self._seeds = sweep.seeds if isinstance(sweep.seeds, tuple) else range(job.seed, job.seed + sweep.seeds)
+        self._amounts = () if sweep.budget is None else sweep.budget.amounts or (cost_of(job, sweep.budget.equal),)
+
+    def point(self, values: Mapping[str, object]) -> Point:
+        """The point of so many values; those of axes that are not there with the others are left out."""
+        point, tree = (), self.tree
+        for key, axis in self.sweep.axes.items():
+            if _is_there(axis, tree):
+                point, tree = (*point, (key, values[key])), with_override(tree, _override(key, values[key]))
+        return point
+
+    def base_trial(self) -> Trial:
+        """The job that all trials begin with, as a trial with the first seed."""
+        return self.arms(())[0][0]
+
+    def arms(self, point: Point) -> list[list[Trial]]:
+        """For each budget, one without any, the trials of all seeds."""
+        if self.sweep.budget is None:
+            return [[self._trial(point, seed, None) for seed in self._seeds]]
+        return [self._arm(point, amount, self.sweep.budget.equal) for amount in self._amounts]
+
+    def _arm(self, point: Point, amount: float, measure: Measure) -> list[Trial]:
+        with _naming(self.path, point):
+            length = within(self._job(point, self._seeds[0]), measure, amount).train.length
+        point = (*point, (BUDGET, amount)) if len(self._amounts) > 1 else point
+        return [self._trial(point, seed, length) for seed in self._seeds]
+
+    def _trial(self, point: Point, seed: int, length: Duration | None) -> Trial:
+        with _naming(self.path, point):
+            config = self._job(point, seed)
+            config = config if length is None else replace(config, train=replace(config.train, length=length))
+        settings = settings_of(config)
+        name = run_name(settings)
+        return Trial(config=replace(config, name=name, run=name), settings=settings, point=point)
+
+    def _job(self, point: Point, seed: int) -> ExperimentConfig:
+        own = [_override(key, value) for key, value in point if key != BUDGET]
+        return load_job(self.base, [*self._common, *own, _override("seed", seed)])
+
+
+@contextmanager
+def _naming(path: Path, point: Point) -> Iterator[None]:
+    """Errors from the block name the sweep and the trial."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{shown(path)}: trial ({shown(point_text(point))}): {error}") from None
+
+
+def check_count(sweep: SweepConfig, path: Path, *, many: bool) -> None:
+    """Raises UserError where a sweep has more trials than a slip should start."""
     count = sweep.most_trials
     if count > _MOST:
         raise UserError(f"{path}: {count:,} trials, want at most {_MOST:,}")
@@ -135,17 +193,6 @@ def _at(tree: Tree, key: str) -> object:
 
 def _override(key: str, value: object) -> str:
     return f"{key}={json.dumps(value, default=str)}"
-
-
-def _trial(base: Path, common: Sequence[str], point: Point, seed: int, path: Path) -> Trial:
-    overrides = [*common, *(_override(key, value) for key, value in point), _override("seed", seed)]
-    try:
-        config = load_job(base, overrides)
-    except UserError as error:
-        raise UserError(f"{shown(path)}: trial ({shown(point_text(point))}): {error}") from None
-    settings = settings_of(config)
-    name = run_name(settings)
-    return Trial(config=replace(config, name=name, run=name), settings=settings, point=point)
 
 
 def _different(trials: Sequence[Trial], path: Path, *, drawn: bool) -> list[Trial]:

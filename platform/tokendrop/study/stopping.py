@@ -1,0 +1,115 @@
+"""Which trials are ended early, because others are better at the same layer tokens."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.errors import UserError
+
+_TIME = "layer_tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EarlyStopping(ABC):
+    """What both kinds have: trials are compared by their validations, at the layer tokens that they have consumed.
+
+    A kept length that still grows makes a run look better or worse than it ends, so nothing is compared before.
+    """
+
+    kind: str
+    grace: int | None = None
+    """Layer tokens before which no trial is ended; those at which all trials see every token, when left out."""
+
+    def __post_init__(self) -> None:
+        if self.grace is not None and self.grace < 1:
+            raise ValueError(f"grace: want at least 1 layer token, got {self.grace}")
+
+    @abstractmethod
+    def made(self, metric: str, mode: str, *, grace: int, end: int) -> Any:
+        """Ray Tune's scheduler.
+
+        Args:
+            end: layer tokens that no trial comes to.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asha(_EarlyStopping):
+    """Asynchronous successive halving (Li et al. 2020): at each rung, the best of those that came so far go on."""
+
+    kind: Literal["asha"] = "asha"
+    reduction: float = 3.0
+    """One in so many goes on, and the next rung is at so many times the layer tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reduction <= 1:
+            raise ValueError(f"reduction: want more than 1, got {self.reduction:g}")
+
+    def made(self, metric: str, mode: str, *, grace: int, end: int) -> Any:
+        from ray.tune.schedulers import ASHAScheduler
+
+        return ASHAScheduler(
+            time_attr=_TIME, metric=metric, mode=mode, grace_period=grace, max_t=end, reduction_factor=self.reduction
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median(_EarlyStopping):
+    """Ends a trial whose best is worse than the median of the others' means so far (Golovin et al. 2017)."""
+
+    kind: Literal["median"] = "median"
+    least_trials: int = 3
+    """Others that must have come as far."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least_trials < 1:
+            raise ValueError(f"least_trials: want at least 1, got {self.least_trials}")
+
+    def made(self, metric: str, mode: str, *, grace: int, end: int) -> Any:
+        from ray.tune.schedulers import MedianStoppingRule
+
+        return MedianStoppingRule(
+            time_attr=_TIME, metric=metric, mode=mode, grace_period=grace, min_samples_required=self.least_trials
+        )
+
+
+EarlyStopping = Asha | Median
+
+
+def scheduler_for(stopping: EarlyStopping, jobs: Iterable[ExperimentConfig], *, metric: str, mode: str) -> Any:
+    """Ray Tune's scheduler for the trials of a sweep.
+
+    Raises:
+        UserError: no trial has a validation after the grace and before its end.
+    """
+    jobs = [*jobs]
+    grace = stopping.grace or max(map(_grown, jobs))
+    if not any(_is_compared(job, grace) for job in jobs):
+        why = "want one by scheduler.grace" if stopping.grace is None else "want a smaller one"
+        raise UserError(
+            f"scheduler: no trial is validated after a grace of {grace:,} layer tokens and before its end; {why},"
+            " drop.schedule.until before the end, or evaluate.every more often"
+        )
+    return stopping.made(metric, mode, grace=grace, end=1 + max(_total(job) for job in jobs))
+
+
+def _total(job: ExperimentConfig) -> int:
+    return job.plan.layer_tokens(job.plan.steps)
+
+
+def _grown(job: ExperimentConfig) -> int:
+    """Layer tokens at which the kept lengths of a run change no more."""
+    plan = job.plan
+    changes = [two.start for one, two in pairwise(plan.segments) if one.kept != two.kept]
+    return max(1, plan.layer_tokens(changes[-1]) if changes else 0)
+
+
+def _is_compared(job: ExperimentConfig, grace: int) -> bool:
+    plan, every = job.plan, job.in_steps(job.evaluate.every)
+    last = (plan.steps - 1) // every * every  # validation before the end; none in the first steps of a long interval
+    return last > 0 and plan.layer_tokens(last) >= grace

@@ -1,0 +1,152 @@
+"""Ray Tune, which only schedules the trials of a sweep: what a trial is and leaves behind is that of any run."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import tune
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.errors import UserError
+from tokendrop.launch.room import count_places, resources_of
+from tokendrop.launch.stopping import run_until_stopped
+from tokendrop.launch.trainer import needs_ray_train
+from tokendrop.study.progress import Progress
+from tokendrop.study.stopping import scheduler_for
+from tokendrop.study.sweep import SweepConfig
+from tokendrop.study.trainable import RUN, Jobs, TrialRun
+from tokendrop.study.trials import Trial, TrialMaker
+
+_TUNE = "ray"
+_ENVIRONMENT = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # which prints tables that nothing turns off
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of a job mean what they mean to the command
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run folders have it all
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # not every report is of a validation
+}
+
+
+def train_all(jobs: Mapping[str, ExperimentConfig], ready: Mapping[str, ExperimentConfig], progress: Progress) -> None:
+    """Train all jobs that are ready.
+
+    Args:
+        jobs: as their runs get them.
+        ready: those whose data are prepared, with what they left open.
+    Raises:
+        UserError: the metric is none that they report, or their kept lengths leave no room to stop them early.
+    """
+    if not ready:
+        return
+    first = next(iter(ready.values()))
+    chosen = tune.TuneConfig(
+        max_concurrent_trials=_most_at_once(progress.sweep, first), scheduler=_scheduler(progress.sweep, ready.values())
+    )
+    space = {RUN: tune.grid_search([*ready])}
+    _fit(_tuner({run: jobs[run] for run in ready}, first, progress, chosen, space), progress)
+
+
+def search_all(
+    maker: TrialMaker,
+    first: ExperimentConfig,
+    progress: Progress,
+    *,
+    begun: Callable[[Trial], ExperimentConfig | None],
+) -> None:
+    """Train the trials that the sweep's searcher chooses.
+
+    Args:
+        first: the job that all trials begin with, prepared.
+        begun: the job of a trial, or None where one knows what became of it; raises UserError where it can't train.
+    Raises:
+        UserError: as `train_all`.
+    """
+    from tokendrop.study.search import ArmSearch
+
+    sweep, record, jobs = progress.sweep, progress.record, Jobs()
+
+    def begin(trial: Trial) -> float | None:
+        progress.trials[trial.run] = trial
+        record.add([trial])
+        try:
+            job = begun(trial)
+        except UserError as error:  # the others go on
+            progress.fail(trial.run, str(error), "")
+            job = None
+        if job is not None:
+            jobs[trial.run] = job
+        return progress.value(trial.run)
+
+    chosen = tune.TuneConfig(
+        search_alg=ArmSearch(sweep, maker, begin=begin, remember=record.note_chosen, remembered=record.chosen()),
+        scheduler=_scheduler(sweep, [first]),
+        num_samples=-1,  # until the searcher has no more
+        max_concurrent_trials=_most_at_once(sweep, first) or _places(first),
+    )
+    _fit(_tuner(jobs, first, progress, chosen, {}), progress)
+
+
+def _scheduler(sweep: SweepConfig, jobs: Iterable[ExperimentConfig]) -> Any:
+    return sweep.scheduler and scheduler_for(sweep.scheduler, jobs, metric=sweep.metric, mode=sweep.mode)
+
+
+def _fit(tuner: tune.Tuner, progress: Progress) -> None:
+    def fit() -> None:
+        tuner.fit()
+
+    with progress:
+        run_until_stopped(fit, stop=progress.stop)
+    shutil.rmtree(progress.record.folder / _TUNE, ignore_errors=True)
+    progress.raise_fault()
+
+
+def _tuner(
+    jobs: Mapping[str, ExperimentConfig] | Jobs,
+    job: ExperimentConfig,
+    progress: Progress,
+    chosen: tune.TuneConfig,
+    space: dict[str, Any],
+) -> tune.Tuner:
+    """
+    Args:
+        job: one of them, with what it left open; where it runs is the same for all.
+        chosen: which trials, when, and which of them to their end.
+    """
+    os.environ.update(_ENVIRONMENT)
+    folder = progress.record.folder / _TUNE
+    shutil.rmtree(folder, ignore_errors=True)
+    each: Any = {"CPU": 0} if needs_ray_train(job) else resources_of(job.scaling)
+    return tune.Tuner(
+        tune.with_resources(tune.with_parameters(TrialRun, trials=jobs), each),
+        param_space=space,
+        tune_config=replace(
+            chosen, reuse_actors=True, trial_name_creator=_trial_name, trial_dirname_creator=_trial_name
+        ),
+        run_config=tune.RunConfig(
+            name=folder.name,
+            storage_path=str(folder.parent),
+            verbose=0,
+            callbacks=[progress],
+            stop=progress.stopper,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
+            failure_config=tune.FailureConfig(max_failures=job.scaling.max_restarts),
+        ),
+    )
+
+
+def _trial_name(trial: Any) -> str:
+    return trial.config[RUN]
+
+
+def _most_at_once(sweep: SweepConfig, job: ExperimentConfig) -> int | None:
+    """Trials at the same time; None where Tune counts what each of them holds."""
+    return sweep.most_at_once or (_places(job) if needs_ray_train(job) else None)
+
+
+def _places(job: ExperimentConfig) -> int:
+    """Runs that fit on the nodes there are; those of several workers book their own, which Tune knows nothing of."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    most = max(segment.workers for segment in job.plan.segments) if job.scaling.mode != "fixed" else job.scaling.workers
+    return max(1, count_places(nodes, resources_of(job.scaling)) // most)
