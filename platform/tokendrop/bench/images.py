@@ -85,6 +85,7 @@ def _wait_fraction(files: list[bytes]) -> float:
 
     ahead = Prefetcher(read)
     ahead.get(0, then=1)
+    time.sleep(_BATCH / _CONSUMER)  # the first step, which had nothing read ahead
     waited, started = 0.0, time.perf_counter()
     for number in range(1, 1 + max(4, len(files) // _BATCH)):
         asked = time.perf_counter()
