@@ -189,11 +189,11 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
         return None
     base = next((member for member in members if inspect.isabstract(member)), None)
     members = tuple(member for member in members if member not in (type(None), base))
-    if len(members) == 1:
-        return build(members[0], value, path)
     variants = [member for member in members if dataclasses.is_dataclass(member) and member is not Duration]
     if variants and isinstance(value, Mapping):
         hints = {member: get_type_hints(member) for member in variants}
+        if not {"kind", "method"} & set(hints[variants[0]]):
+            return _dataclass(variants[0], value, path)
         tag = "kind" if "kind" in hints[variants[0]] else "method"
         kinds = {kind: member for member in variants for kind in get_args(hints[member][tag])}
         usual = len(kinds) == 1 or not _needed(variants[0])

@@ -21,6 +21,7 @@ from tokendrop.study.trainable import RUN, Jobs, TrialRun
 from tokendrop.study.trials import Trial, TrialMaker
 
 _TUNE = "ray"
+_NEXT_TO_NOTHING = {"memory": 1}  # bytes: Tune starts no trial that holds nothing, and a core of a node may be missing
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",  # which prints tables that nothing turns off
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of a job mean what they mean to the command
@@ -117,7 +118,7 @@ def _tuner(
     os.environ.update(_ENVIRONMENT)
     folder = progress.record.folder / _TUNE
     shutil.rmtree(folder, ignore_errors=True)
-    each: Any = {"CPU": 0} if needs_ray_train(job) else resources_of(job.scaling)
+    each: Any = _NEXT_TO_NOTHING if needs_ray_train(job) else resources_of(job.scaling)
     return tune.Tuner(
         tune.with_resources(tune.with_parameters(TrialRun, trials=jobs), each),
         param_space=space,
