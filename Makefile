@@ -40,9 +40,10 @@ test-oldest: .venv-oldest/installed
 	PYTHONPATH=platform .venv-oldest/bin/pytest tests/launch -m 'not alone and not golden and not schedule' \
 		--ignore tests/launch/test_autoscaling.py
 
-.venv-oldest/installed: pyproject.toml .ci/oldest.txt .ci/pins.txt
+.venv-oldest/installed: pyproject.toml Makefile .ci/oldest.txt .ci/pins.txt .ci/repair_torchvision.py
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/pip install --quiet --disable-pip-version-check --constraint .ci/oldest.txt --editable '.[dev]'
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check --constraint .ci/oldest.txt --editable '.[eval,study,vision,dev]'
+	.venv-oldest/bin/python .ci/repair_torchvision.py
 	touch $@
 
 # the tests that kill processes, many times, and those of nodes that come and go; half an hour and more

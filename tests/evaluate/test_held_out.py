@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from folders import Document, write_folder
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
 from tokendrop.data.tokenizer import train_tokenizer
+from tokendrop.evaluate import held_out
 from tokendrop.evaluate.held_out import held_out_figures
 from tokendrop.launch.worker import WorkerSpec, run_worker
 from tokendrop.track.journal import read_steps
@@ -45,7 +47,10 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", EXACT), ("fp32", 1e-6)])
-def test_evaluate_gives_the_last_loss_of_training_whatever_its_micro_batch(tmp_path, data, precision, tolerance):
+def test_evaluate_gives_the_last_loss_of_training_whatever_its_micro_batch(
+    tmp_path, data, monkeypatch, precision, tolerance
+):
+    monkeypatch.setattr(held_out, "pick_device", lambda: torch.device("cpu"))  # where it trains too
     found = []
     for micro_batch in (4, 12):
         config, run = job(micro_batch, precision), tmp_path / str(micro_batch)

@@ -130,12 +130,17 @@ def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
     assert "a worker was lost" not in said
 
 
+FIXED = ("scaling.mode=fixed", "scaling.segments=[]")
+PER_SEGMENT = ("scaling.mode=fit_per_segment", "scaling.segments=[{from: 0%, workers: 1}]")
+
+
 @pytest.mark.long
-def test_a_run_of_fixed_size_saves_itself_once_where_its_node_is_taken_back_and_goes_on(
-    tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
+@pytest.mark.parametrize("mode", [FIXED, PER_SEGMENT], ids=["fixed", "fit_per_segment"])
+def test_a_run_without_a_policy_saves_itself_once_where_its_node_is_taken_back_and_goes_on(
+    tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str], mode: Any
 ) -> None:
     mine = environment | cluster["environment"]
-    fixed = ("scaling.mode=fixed", "scaling.segments=[]", f"train.length={ENDLESS} steps", "checkpoint.every=100%")
+    fixed = (*mode, f"train.length={ENDLESS} steps", "checkpoint.every=100%")
     with Command("train", job_of(tmp_path), *fixed, environment=mine) as command:
         run = run_below(tmp_path / "runs", command)
         assert command.until(lambda: last_step(run) >= 20, "step 20")

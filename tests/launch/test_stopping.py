@@ -85,13 +85,20 @@ def test_ray_job_stop_ends_a_run_in_time_with_its_last_step_saved(head: Head, mo
     assert_gone(head)
 
 
-def test_a_run_whose_driver_is_killed_leaves_no_actor_and_no_placement_group(head: Head) -> None:
-    run = submitted(head, "killed")
+BY_PLAN = ("scaling.mode=schedule", "scaling.fast_resize=true", "scaling.segments=[{from: 0%, workers: 2}]")
+
+
+@pytest.mark.parametrize(
+    "how", [(), pytest.param(BY_PLAN, marks=[pytest.mark.long, pytest.mark.schedule])], ids=["fixed", "schedule"]
+)
+def test_a_run_whose_driver_is_killed_leaves_no_actor_and_no_placement_group(head: Head, how: tuple[str, ...]) -> None:
+    name = "killed-by-plan" if how else "killed"
+    run = submitted(head, name, *how)
     worker = psutil.Process(worker_pid(run))
     (driver,) = [
         process
         for process in psutil.process_iter()
-        if "run=killed" in process.cmdline() and "jobs/run.py" in process.cmdline()
+        if f"run={name}" in process.cmdline() and "jobs/run.py" in process.cmdline()
     ]
     before = alive(head)
     assert {"TrainController", "RayTrainWorker"} <= set(before["actors"])

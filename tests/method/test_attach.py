@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
@@ -22,19 +24,26 @@ def describe(model: nn.Module) -> dict[str, object]:
     }
 
 
-def test_attach_keeps_every_parameter_name_and_value() -> None:
+WHOLE = st.lists(st.integers(-4, 3), max_size=3).map(tuple)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), whole=WHOLE)
+def test_attach_keeps_every_parameter_name_and_value(seed: int, whole: tuple[int, ...]) -> None:
     plain, dropped = gpt(), gpt()
-    attach(dropped, seed=1)
+    attach(dropped, seed=seed, full_length_layers=whole)
     assert_same(dict(dropped.state_dict()), dict(plain.state_dict()))
     assert [name for name, _ in dropped.named_parameters()] == [name for name, _ in plain.named_parameters()]
     assert all(isinstance(block, Block) for block in dropped.blocks)
 
 
-def test_detach_leaves_the_model_as_it_was() -> None:
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), whole=WHOLE, kept=st.integers(1, TOKENS), step=st.integers(0, 10**6))
+def test_detach_leaves_the_model_as_it_was(seed: int, whole: tuple[int, ...], kept: int, step: int) -> None:
     model = gpt()
     before, values = describe(model), copy.deepcopy(model.state_dict())
-    dropping = attach(model, seed=1)
-    dropping.draw(kept_length=4, step=0, sample_ids=IDS, sequence_length=TOKENS)
+    dropping = attach(model, seed=seed, full_length_layers=whole)
+    dropping.draw(kept_length=kept, step=step, sample_ids=IDS, sequence_length=TOKENS)
     model(*token_rows()).backward()
     detach(model)
     assert describe(model) == before
@@ -43,9 +52,11 @@ def test_detach_leaves_the_model_as_it_was() -> None:
     assert_same(gradients(model, model(*rows)), gradients(plain, plain(*rows)))
 
 
-def test_a_checkpoint_of_a_dropped_model_loads_into_the_plain_one() -> None:
+@settings(max_examples=25, deadline=None)
+@given(whole=WHOLE)
+def test_a_checkpoint_of_a_dropped_model_loads_into_the_plain_one(whole: tuple[int, ...]) -> None:
     plain, dropped = gpt(), gpt()
-    attach(dropped, seed=1)
+    attach(dropped, seed=1, full_length_layers=whole)
     with torch.no_grad():
         for parameter in dropped.parameters():
             parameter.add_(1.0)
