@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from mlflow import MlflowClient
 from ray.util import placement_group_table
 
 from corpora import documents, tiny_job, write_corpus
@@ -75,6 +76,34 @@ def test_every_trial_is_trained_once_in_this_sweep_or_another(tmp_path, ray_clus
     other = write_sweep(tmp_path, axes={"train.peak_lr": [0.1]}, seeds=2, name="other").rename(tmp_path / "other.yaml")
     assert result_of(capsys, other)["trials"][0]["summary"] == result["trials"][1]["summary"]
     assert [attempts(run) for run in runs] == [[0]] * 4
+
+
+def test_mlflow_has_a_run_of_the_sweep_beside_those_of_its_trials(tmp_path, ray_cluster, capsys):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    axes = {"train.peak_lr": [1e-3, 0.1]}
+    path = write_sweep(tmp_path, job={"track": {"uri": uri, "tags": {"team": "a"}}}, axes=axes)
+    result = result_of(capsys, path)
+    other = write_sweep(tmp_path, job={"track": {"uri": uri}}, axes={"train.peak_lr": [0.1, 0.2]}, name="other")
+    result_of(capsys, other.rename(tmp_path / "other.yaml"))
+
+    client = MlflowClient(uri)
+    (experiment,) = (one for one in client.search_experiments() if one.name == "tokendrop")
+
+    def found(text: str) -> dict[str, Any]:
+        return {one.info.run_name: one for one in client.search_runs([experiment.experiment_id], text)}
+
+    sweep = found("tags.`tokendrop.kind` = 'sweep' and tags.`tokendrop.sweep` = 'tiny'")["tiny"]
+    assert sweep.info.status == "FINISHED"
+    assert sweep.data.metrics["sweep/finished"] == 2
+    assert sweep.data.metrics["sweep/best_val_loss"] == result["arms"][result["best"]]["value"]
+    assert {one.path for one in client.list_artifacts(sweep.info.run_id)} == {"table.txt", "sweep.json"}
+    first, shared = (trial["run"] for trial in result["trials"])
+    assert set(found("tags.`tokendrop.sweep` LIKE '%tiny%'")) == {"tiny", first, shared}
+    both = found("tags.`tokendrop.sweep` = 'tiny, other'")
+    assert [one.data.tags["team"] for one in both.values()] == ["a"]
+    assert list(both) == [shared]
+    assert "loss/validation" in both[shared].data.metrics
+    assert not {"mlflow.parentRunId"} & set(both[shared].data.tags)
 
 
 def test_a_trial_that_fails_is_told_and_stops_no_other(tmp_path, ray_cluster, capsys):

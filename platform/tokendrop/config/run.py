@@ -1,6 +1,7 @@
 """Where a run takes place and what it leaves behind."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tokendrop.schedule.device import DeviceProfile
@@ -178,6 +179,8 @@ class TrackConfig:
     uri: str | None = "sqlite:///mlflow.db"
     """A tracking URI; null turns tracking off."""
     experiment: str = "tokendrop"
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Of the run in MLflow, beside its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

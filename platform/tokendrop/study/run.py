@@ -8,7 +8,7 @@ from pathlib import Path
 from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.prepare.pipeline import prepare
-from tokendrop.errors import UserError, first_line
+from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.initial import with_epochs, with_initial
@@ -20,9 +20,9 @@ from tokendrop.output import log
 from tokendrop.study.progress import Progress
 from tokendrop.study.record import SweepRecord, finished
 from tokendrop.study.sweep import SweepConfig
+from tokendrop.study.tracking import in_mlflow
 from tokendrop.study.trials import Trial, TrialMaker
 from tokendrop.study.tuning import search_all, train_all
-from tokendrop.track.mlflow import ensure_experiment
 from tokendrop.train.engines.build import check_strategy
 
 
@@ -96,13 +96,14 @@ def _on_ray(jobs: Mapping[str, ExperimentConfig], progress: Progress) -> Iterato
     connect()
     with HeadWatch() as head:
         ready = _prepared(jobs, progress)
-        if ready:
-            first = next(iter(ready.values()))
-            check_room(first)
-            if first.track.uri:
-                _begin_tracking(first)
         head.what_now = "the same command goes on with the sweep"
-        yield ready
+        if not ready:
+            yield {}
+            return
+        first = next(iter(ready.values()))
+        check_room(first)
+        with in_mlflow(first.track, progress):
+            yield ready
 
 
 def _check(job: ExperimentConfig, which: str) -> None:
@@ -150,11 +151,3 @@ def _prepared(jobs: Mapping[str, ExperimentConfig], progress: Progress) -> dict[
     for run, error in faults.items():
         progress.fail(run, str(error), "")
     return ready
-
-
-def _begin_tracking(job: ExperimentConfig) -> None:
-    """Make MLflow's tables once, before several trials do so at once."""
-    try:
-        ensure_experiment(job.track)
-    except Exception as error:  # a server that is away keeps no trial from training
-        log(f"mlflow   not reached ({first_line(error)}); the trials go on without it")

@@ -19,6 +19,7 @@ from tokendrop.study.axes import Axis
 from tokendrop.study.budget import BUDGET, Measure, cost_of, within
 from tokendrop.study.identity import run_name, settings_of
 from tokendrop.study.sweep import SweepConfig
+from tokendrop.track.sweeps import SWEEP
 
 MOST_UNASKED, _MOST = 1000, 100_000
 
@@ -137,7 +138,8 @@ class TrialMaker:
             config = config if length is None else replace(config, train=replace(config.train, length=length))
         settings = settings_of(config)
         name = run_name(settings)
-        return Trial(config=replace(config, name=name, run=name), settings=settings, point=point)
+        track = replace(config.track, tags={**config.track.tags, SWEEP: self.sweep.name})
+        return Trial(config=replace(config, name=name, run=name, track=track), settings=settings, point=point)
 
     def _job(self, point: Point, seed: int) -> ExperimentConfig:
         own = [_override(key, value) for key, value in point if key != BUDGET]

@@ -73,7 +73,7 @@ class MlflowMirror:
 
         if status is not None:
             self._remember(status=status)
-        client = _client(self.config.track.uri)
+        client = connect_to(self.config.track.uri)
         if self.run_id is None:
             self._remember(run_id=self._create(client))
         if not self.state["described"]:
@@ -103,7 +103,7 @@ class MlflowMirror:
 
         if self.run_id is None:
             return self.sync()
-        client = _client(self.config.track.uri)
+        client = connect_to(self.config.track.uri)
         for folder, result in unsent(self.folder):
             stamp, step = int((folder / RESULT).stat().st_mtime * 1000), result["step"]
             values = flat_metrics(result).items()
@@ -116,14 +116,15 @@ class MlflowMirror:
             note_sent(folder, self.run_id)
 
     def _create(self, client: Any) -> str:
-        experiment_id = _experiment_id(client, self.config.track)
+        experiment_id = experiment_of(client, self.config.track)
         # An earlier call may have been answered by a time-out after the server had done it.
-        known = client.search_runs([experiment_id], f"tags.`tokendrop.id` = '{_own_id(self.folder)}'", max_results=1)
+        known = client.search_runs([experiment_id], f"tags.`tokendrop.id` = '{own_id(self.folder)}'", max_results=1)
         if known:
             return known[0].info.run_id
         plan = self.config.plan
         tags = {
-            "tokendrop.id": _own_id(self.folder),
+            **self.config.track.tags,
+            "tokendrop.id": own_id(self.folder),
             "tokendrop.run": self.folder.name,
             "tokendrop.folder": str(self.folder),
             "method": self.config.drop.method,
@@ -163,12 +164,8 @@ class MlflowMirror:
         atomic_write(self.folder / STATE, json.dumps(self.state).encode())
 
 
-def ensure_experiment(track: TrackConfig) -> None:
-    """Make the tables and the experiment of runs that are about to begin; raises what MLflow's client raises."""
-    _experiment_id(_client(track.uri), track)
-
-
-def _experiment_id(client: Any, track: TrackConfig) -> str:
+def experiment_of(client: Any, track: TrackConfig) -> str:
+    """The id of the experiment that a job names; it is made where there is none."""
     name = redact(track.experiment)
     experiment = client.get_experiment_by_name(name)
     return experiment.experiment_id if experiment else client.create_experiment(name, _artifacts(track))
@@ -198,7 +195,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     return dict(_BEGIN)
 
 
-def _own_id(folder: Path) -> str:
+def own_id(folder: Path) -> str:
     """What a run is known by in MLflow, whatever its folder is called and wherever it lies; made once."""
     path = folder / ID
     if not (path.is_file() and re.fullmatch(rb"[0-9a-f]{32}\n", path.read_bytes())):
@@ -206,7 +203,7 @@ def _own_id(folder: Path) -> str:
     return path.read_text().strip()
 
 
-def _client(uri: str | None) -> Any:
+def connect_to(uri: str | None) -> Any:
     """MLflow's client; imported late, for it costs seconds, and told to give up rather than to wait for minutes.
 
     Raises:
