@@ -23,7 +23,7 @@ def merge(base: Tree, over: Tree) -> Tree:
 
 
 def _same_kind(below: Tree, over: Tree) -> bool:
-    return "kind" not in over or over["kind"] == below.get("kind")
+    return all(tag not in over or over[tag] == below.get(tag) for tag in ("kind", "method"))
 
 
 def with_override(tree: Tree, text: str) -> Tree:

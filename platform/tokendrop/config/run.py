@@ -179,7 +179,7 @@ class TrackConfig:
     uri: str | None = "sqlite:///mlflow.db"
     """A tracking URI; null turns tracking off."""
     experiment: str = "tokendrop"
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Of the run in MLflow, beside its own."""
 
 
