@@ -1,6 +1,7 @@
 """A plan's closed forms, against sums over its steps."""
 
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,8 @@ def test_a_run_of_no_steps_is_refused() -> None:
         ("bert_large_ltd4", 22.3, 1),
         ("gpt3_350m_ltd", 30.3, 1),
         ("gpt3_1.3b_ltd", 30.3, 1),
+        ("gpt3_350m_ltd_step_lr", 30.3, 1),
+        ("bert_large_ltd3_step_lr", 14.1, 1),
         ("gpt3_350m_baseline", 0, 12),
         ("vit_imagenet_ltd", 22.3, 1),
         ("vit_cifar10_ltd", 30.9, 1),
@@ -167,11 +170,42 @@ def test_the_papers_settings_save_what_the_paper_says(job: str, percent: float, 
     assert round(100 * load_job(PAPER / f"{job}.yaml").plan.layer_token_saving(), places) == percent
 
 
-@pytest.mark.parametrize(("job", "percent"), [("gpt2_ptb_ltd", 32.1), ("gpt2_wikitext2_ltd", 30.1)])
-def test_a_length_in_epochs_is_planned_once_its_samples_are_known(job: str, percent: float) -> None:
+@pytest.mark.parametrize(
+    ("job", "samples", "percent"),
+    [("gpt2_ptb_ltd", 1060, 32.4), ("gpt2_wikitext2_ltd", 2300, 30.4), ("gpt2_wikitext103_ltd", 115_000, 30.3)],
+)
+def test_a_length_in_epochs_is_planned_once_its_samples_are_known(job: str, samples: int, percent: float) -> None:
     """22 of 24 layers, from an eighth or a sixteenth of the length over 80 or 70% of the run."""
-    plan = load_job(PAPER / f"{job}.yaml", ["data.epoch_samples=100000"]).plan
-    assert 100 * plan.layer_token_saving() == pytest.approx(percent, abs=0.3)
+    plan = load_job(PAPER / f"{job}.yaml", [f"data.epoch_samples={samples}"]).plan
+    assert round(100 * plan.layer_token_saving(), 1) == percent
+
+
+@pytest.mark.parametrize("path", sorted(PAPER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_setting_of_the_paper_saves_where_it_drops_tokens(path: Path) -> None:
+    """Its name tells; GPT-2's epochs are of any number of samples."""
+    plan = load_job(path, ["data.epoch_samples=5000"] if path.stem.startswith("gpt2") else []).plan
+    assert (plan.layer_token_saving() > 0) == ("_ltd" in path.stem)
+
+
+@pytest.mark.parametrize(
+    ("job", "epochs", "batch", "rate"),
+    [
+        ("bert_large_mnli", 10, 128, 1e-5),
+        ("bert_large_qqp", 12, 128, 5e-5),
+        ("bert_large_race", 3, 32, 2e-5),
+        ("bert_large_race_test", 3, 32, 2e-5),
+        ("bert_large_mnli_30_epochs", 30, 128, 5e-5),
+        ("bert_large_qqp_30_epochs", 30, 128, 5e-5),
+        ("bert_large_race_30_epochs", 30, 64, 2e-5),
+    ],
+)
+def test_bert_is_finetuned_as_the_paper_finetunes_it(job: str, epochs: int, batch: int, rate: float) -> None:
+    """Appendix D.2."""
+    config = load_job(PAPER / f"{job}.yaml")
+    assert config.data.epoch_samples is not None
+    assert config.plan.batch.global_batch == batch
+    assert config.plan.steps == ceil(epochs * config.data.epoch_samples / batch)
+    assert config.plan.learning_rate.peak == rate
 
 
 @pytest.mark.parametrize("job", ["gpt3_350m_ltd", "gpt3_1.3b_ltd"])

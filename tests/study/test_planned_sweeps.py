@@ -275,7 +275,10 @@ SHIPPED = sorted((ROOT / "jobs" / "sweeps").glob("*.yaml"))
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_sweep_can_be_planned(path, capsys):
     main(["sweep", str(path), "--dry-run", "--json"])
-    assert len(json.loads(capsys.readouterr().out)["trials"]) >= 9
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    is_of_the_paper = path.stem.startswith("paper_")
+    assert len(trials) >= (3 if is_of_the_paper else 9)
+    assert all("layer_tokens" in trial for trial in trials) or not is_of_the_paper
 
 
 def test_there_are_shipped_sweeps():
