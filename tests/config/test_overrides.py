@@ -92,3 +92,11 @@ def test_an_entry_that_a_list_has_not_is_named(job: Path, override: str, says: s
 def test_an_entry_with_a_wrong_value_is_named_by_its_key(job: Path) -> None:
     with pytest.raises(UserError, match=r"job\.yaml: data\.sources\[1\]: want a weight above 0, got -1"):
         load(job, "data.sources[1].weight=-1")
+
+
+@pytest.mark.parametrize("tag", ["kind", "method"])
+def test_a_branch_of_another_kind_or_method_replaces_the_one_before(tag: str) -> None:
+    before = {"a": {tag: "one", "b": 1}, "c": 2}
+    assert with_override(before, f'a={{"{tag}": "two"}}') == {"a": {tag: "two"}, "c": 2}
+    assert with_override(before, f'a={{"{tag}": "one", "d": 3}}') == {"a": {tag: "one", "b": 1, "d": 3}, "c": 2}
+    assert with_override(before, 'a={"d": 3}') == {"a": {tag: "one", "b": 1, "d": 3}, "c": 2}
