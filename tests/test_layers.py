@@ -27,7 +27,7 @@ OURS = {
     "track": {"atomic", "config", "data", "errors", "models", "schedule", "train"},
     "elastic": {"errors", "schedule", "track", "train"},
     "evaluate": {"atomic", "config", "data", "errors", "models", "output", "schedule", "track", "train"},
-    "report": {"atomic", "config", "errors", "output", "schedule", "track", "train"},
+    "report": {"atomic", "config", "data", "errors", "output", "schedule", "track", "train"},
     "results": {"errors", "report"},
     "bench": {"config", "data", "errors", "evaluate", "launch", "method", "models", "schedule", "track", "train"},
 }

@@ -44,6 +44,7 @@ GIVEN = {
     "report": ["run"],
     "runs show": ["run"],
     "runs diff": ["run", "run"],
+    "runs clean": ["--older", "30d"],
     "submit": [JOB],
     "sweep": [str(ROOT / "jobs" / "sweeps" / "start_length.yaml")],
     "sync": ["run"],
