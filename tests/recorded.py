@@ -1,6 +1,7 @@
 """Run folders as training writes them, of which the steps alone are made up."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,10 @@ def record(
     validate_every: int = 4,
     committed: bool = True,
     loss: Callable[[int, int], float] = loss_of,
+    pause_s: float = 0.0,
     **changes: Any,
 ) -> Path:
-    """Describe a run and record its steps, first < step <= last, with losses of (step, seed)."""
+    """Describe a run and record its steps, first < step <= last, with losses of (step, seed), and pauses between."""
     config = replace(experiment(train__length=f"{steps} steps", **changes), seed=seed)
     plan, last = config.plan, steps if last is None else last
     data = run.parent.parent / "shards"
@@ -55,6 +57,7 @@ def record(
             step_time_s=0.1 * (1 + seed / 10) * (1 + math.sin(step) / 4),
         )
         journal.record(report, [step])
+        time.sleep(pause_s)
     if committed:
         journal.commit(last)
     else:  # as the driver stops it; its steps are in the live record alone

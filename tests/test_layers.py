@@ -27,14 +27,14 @@ OURS = {
     "track": {"atomic", "config", "data", "errors", "models", "schedule", "train"},
     "elastic": {"errors", "schedule", "track", "train"},
     "evaluate": {"atomic", "config", "data", "errors", "models", "output", "schedule", "track", "train"},
-    "report": {"atomic", "config", "errors", "output", "schedule", "track", "train"},
+    "report": {"atomic", "config", "data", "errors", "output", "schedule", "track", "train"},
+    "results": {"errors", "report"},
     "bench": {"config", "data", "errors", "evaluate", "launch", "method", "models", "schedule", "track", "train"},
 }
-OURS["launch"] = set(OURS) - {"bench", "evaluate", "report", "tasks"}
-OURS["study"] = set(OURS) - {"bench", "evaluate", "report", "tasks"}
+OURS["launch"] = set(OURS) - {"bench", "evaluate", "report", "results", "tasks"}
+OURS["study"] = set(OURS) - {"bench", "evaluate", "report", "results", "tasks"}
 OURS["cli"] = set(OURS)
-OURS["__main__"] = {"cli"}
-OURS["__init__"] = set()
+OURS |= {"__main__": {"cli"}, "__init__": set()}
 for one in set(OURS) - {"method", "schedule", "__init__", "__main__"}:
     OURS[one].add("secrets")  # by which whatever leaves the process goes
 OURS["secrets"] = set()
@@ -78,6 +78,7 @@ FOREIGN = {
     "report/record.py": {"pyarrow"},
     "report/listing.py": {"yaml"},
     "report/where.py": {"yaml"},
+    "results": {"pyarrow"},
     "bench": {"numpy", "torch"},
     "bench/evaluate.py": {"lm_eval", "transformers"},
     "bench/images.py": {"PIL", "torchvision"},

@@ -2,13 +2,14 @@
 
 import os
 import pty
-import re
 import subprocess
 import sys
 import termios
 from pathlib import Path
 
 import pytest
+
+from terminals import screen
 
 PLATFORM = Path(__file__).parents[1] / "platform"
 WORK = """
@@ -54,27 +55,6 @@ def on_terminal(columns: int, term: str = "xterm") -> tuple[str, str]:
         pass
     os.close(master)
     return out, written.decode()
-
-
-def screen(written: str) -> list[str]:
-    """The lines of a terminal that is wide enough, after all was written."""
-    lines, row, column = [""], 0, 0
-    for erase, up, sequence, text in re.findall(
-        r"(\x1b\[2K)|(\x1b\[1A)|(\x1b\[[?\d;]*[a-zA-Z])|(\r|\n|[^\r\n\x1b]+)", written
-    ):
-        if erase:
-            lines[row] = ""
-        elif up:
-            row -= 1
-        elif text == "\r":
-            column = 0
-        elif text == "\n":
-            row, column = row + 1, 0
-            lines += [""] * (row == len(lines))
-        elif not sequence:
-            lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
-            column += len(text)
-    return [line.rstrip() for line in lines if line.strip()]
 
 
 LAST = "step 3/3  [loss] 5.612 hidden at https://<hidden>@host"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tokendrop.secrets import redact, redact_all
@@ -93,21 +94,32 @@ class StatusLine:
         self._due = 0.0 if at_once else time.monotonic() + self._every_s
         self._is_ended = False
 
-    def show(self, text: Callable[[], str], *, share: float | None = None, always: bool = False) -> None:
+    def show(
+        self,
+        text: Callable[[], str],
+        *,
+        share: float | None = None,
+        panel: Callable[[], str] | None = None,
+        always: bool = False,
+    ) -> bool:
         """Show a state, when one is due or `always`; nothing after `end`.
 
         Args:
             text: makes its text.
             share: of the work, how much is done; None where nobody knows how much there is.
+            panel: makes the lines that a terminal shows in its place, until the end.
+        Returns:
+            Whether it was shown.
         """
         now = time.monotonic()
         if self._is_ended or not (always or now >= self._due):
-            return
+            return False
         self._due = now + self._every_s
         if self._terminal:
-            self._terminal.show(self, redact(text()), share)
+            self._terminal.show(self, _State(redact(text()), share, redact(panel()) if panel else ""))
         else:
             log(text())
+        return True
 
     def end(self) -> None:
         """Leave the last state as a line."""
@@ -116,17 +128,24 @@ class StatusLine:
             self._terminal.end(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    text: str
+    share: float | None
+    panel: str = ""
+
+
 class _Terminal:
     """The status lines of all threads, at the foot of the terminal; what is written meanwhile goes above them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._states: dict[StatusLine, tuple[str, float | None]] = {}
+        self._states: dict[StatusLine, _State] = {}
         self._live: Live | None = None
 
-    def show(self, line: StatusLine, text: str, share: float | None) -> None:
+    def show(self, line: StatusLine, state: _State) -> None:
         with self._lock:
-            self._states[line] = text, share
+            self._states[line] = state
             self._live = self._live or _start_live()
             self._live.update(_bars(self._states.values()), refresh=True)
 
@@ -134,7 +153,7 @@ class _Terminal:
         with self._lock:
             if line not in self._states or self._live is None:
                 return
-            text, _ = self._states.pop(line)
+            text = self._states.pop(line).text
             self._live.update(_bars(self._states.values()))
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
             if not self._states:
@@ -153,14 +172,16 @@ def _start_live() -> "Live":
     return live
 
 
-def _bars(states: Iterable[tuple[str, float | None]]) -> "Table":
+def _bars(states: Iterable[_State]) -> "Table":
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
     rows = Table.grid(padding=(0, 1))
-    for text, share in states:
-        rows.add_row("" if share is None else ProgressBar(total=1, completed=share, width=16), Text(text))
+    for state in states:
+        bar = "" if state.share is None else ProgressBar(total=1, completed=state.share, width=16)
+        text = Text(state.panel, no_wrap=True, overflow="crop") if state.panel else Text(state.text)
+        rows.add_row(bar, text)
     return rows
 
 

@@ -14,7 +14,7 @@ JOBS = Path(__file__).parents[2] / "jobs" / "pretrain"
 def test_the_live_line_tells_step_loss_speed_kept_length_saving_and_time_left(capsys: pytest.CaptureFixture[str]):
     config = load_job(JOBS / "bench.yaml", ["train.length=80 steps"])
     line, full = LiveLine(config), config.plan.layer_tokens_full
-    report = {"val_loss": 5.5, "kept_length": 512, "step_time_s": 2.0}
+    report = {"val_loss": 5.5, "kept_length": 512, "step_time_s": 2.0, "world_size": 1}
     line.show({"attempt_from": 0, "world_size": 1})
     line.show({**report, "step": 40, "loss": 5.61234, "layer_tokens": full // 2})
     line.show({**report, "step": 41, "loss": 5.6, "layer_tokens": full // 2})  # too soon to be shown

@@ -10,11 +10,10 @@ import pytest
 
 from recorded import loss_of, record
 from tokendrop.cli.main import main
-from tokendrop.cli.report import read_runs
 from tokendrop.report.arms import arms_of, difference, reference
 from tokendrop.report.charts import FIGURES, spec_of
 from tokendrop.report.curves import datasets, thinned
-from tokendrop.report.record import read_record
+from tokendrop.report.record import read_record, read_runs
 from tokendrop.track.journal import STEPS, note_start, read_steps
 from tokendrop.track.run_folder import JOB, summarize
 

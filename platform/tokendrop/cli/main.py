@@ -33,6 +33,7 @@ from tokendrop.cli import (
     sweep,
     sync,
     train,
+    watch,
 )
 from tokendrop.cli.arguments import Parser, wrong_usage
 from tokendrop.cli.command import Command, Group, Outcome
@@ -45,6 +46,7 @@ COMMANDS: tuple[Command | Group, ...] = (
     profile.COMMAND,
     prepare.COMMAND,
     train.COMMAND,
+    watch.COMMAND,
     compare.COMMAND,
     sweep.COMMAND,
     evaluate.COMMAND,

@@ -1,16 +1,11 @@
 """`tokendrop report`: a page of charts from run folders."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tokendrop.cli.arguments import path
 from tokendrop.cli.command import Command, Outcome
 from tokendrop.errors import UserError
-
-if TYPE_CHECKING:
-    from tokendrop.report.record import RunRecord
 
 _PAGE = "report.html"
 
@@ -38,6 +33,7 @@ def run(options: argparse.Namespace) -> Outcome:
     from tokendrop.report.curves import datasets
     from tokendrop.report.figure import FORMATS, write_figure
     from tokendrop.report.page import page_text
+    from tokendrop.report.record import read_runs
 
     to: Path = options.to or Path(f"{options.figure}.svg" if options.figure else _PAGE)
     if options.figure is not None and options.figure not in (names := [figure.name for figure in FIGURES]):
@@ -66,29 +62,6 @@ def run(options: argparse.Namespace) -> Outcome:
     }
     told = f"{to}: {len(records)} run{'s' * (len(records) != 1)}, {result['bytes'] / 1e6:.2f} MB"
     return Outcome(result, "\n".join([*(f"note     {note}" for note in result["notes"]), told]))
-
-
-def read_runs(paths: Sequence[Path]) -> tuple[list["RunRecord"], list[str]]:
-    """The runs of folders, each once, and a note on each that was left out: it is damaged, or has no step.
-
-    Raises:
-        UserError: a path has no run, or none of the runs can be drawn.
-    """
-    from tokendrop.report.listing import some_runs
-    from tokendrop.report.record import read_record
-
-    folders: list[Path] = []
-    for one in paths:
-        folders += [folder for folder in some_runs(one) if folder not in folders]
-    records, failures = [], []
-    for folder in folders:
-        try:
-            records.append(read_record(folder))
-        except UserError as error:
-            failures.append(error)
-    if not records:
-        raise failures[0]
-    return records, [f"Left out: {error}." for error in failures]
 
 
 COMMAND = Command(

@@ -1,4 +1,4 @@
-"""`tokendrop runs`: what runs there are, what one of them is, and how two differ."""
+"""`tokendrop runs`: what runs there are, what one of them is, how two differ, and which are old."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tokendrop.cli import clean
 from tokendrop.cli.arguments import add_run_folder, path
 from tokendrop.cli.command import Command, Group, Outcome
 from tokendrop.output import table
@@ -145,7 +146,7 @@ def diff(options: argparse.Namespace) -> Outcome:
 
 GROUP = Group(
     "runs",
-    "What runs there are, what one is, how two differ; `tokendrop runs FOLDER` lists.",
+    "What runs there are, what one is, how two differ, which go; `tokendrop runs FOLDER` lists.",
     (
         Command(
             "runs list",
@@ -169,6 +170,7 @@ GROUP = Group(
             example="tokendrop runs diff runs/quickstart-baseline-20260101-120000 "
             "runs/quickstart-random-ltd-20260101-120100",
         ),
+        clean.COMMAND,
     ),
     default="list",
 )

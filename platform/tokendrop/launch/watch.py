@@ -10,8 +10,10 @@ from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import first_line
+from tokendrop.launch.follow import last_saved, show_view
 from tokendrop.launch.room import resources_of, waiting_text
-from tokendrop.output import StatusLine, log
+from tokendrop.launch.view import RunView
+from tokendrop.output import StatusLine, is_terminal, log
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
 
@@ -27,7 +29,7 @@ class Watcher:
     def __init__(self, run: Path, config: ExperimentConfig, mirror: MlflowMirror | None) -> None:
         self.run, self.config, self.mirror = run, config, mirror
         self._tail = MetricsTail(run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0)
-        self._line = LiveLine(config)
+        self._line = LiveLine(config, run)
         self._stop = threading.Event()
         self._showing = threading.Thread(target=self._show, daemon=True)
         self._mirroring = threading.Thread(target=self._mirror_on, daemon=True)
@@ -61,6 +63,7 @@ class Watcher:
             stopping = self._stop.wait(_POLL_S)
             for line in self._tail.read():
                 self._line.show(line)
+            self._line.refresh()
             if not stopping:
                 with suppress(Exception):  # of a Ray that is going; the live line goes on
                     self._line.show_waiting()
@@ -91,16 +94,15 @@ class Watcher:
 
 
 class LiveLine:
-    """The state of training in one line: step, loss, speed, kept length, saving, time left."""
+    """The state of training as it goes: in one line, or in a panel on a terminal."""
 
-    def __init__(self, config: ExperimentConfig) -> None:
-        self.plan, self.scaling = config.plan, config.scaling
+    def __init__(self, config: ExperimentConfig, run: Path | None = None) -> None:
+        """
+        Args:
+            run: its folder, for what is said of its checkpoints.
+        """
+        self.view, self.run, self.scaling = RunView(config), run, config.scaling
         self._line = StatusLine()
-        self._step_time_s: float | None = None
-        self._val_loss: float | None = None
-        self._attempts = 0
-        self._is_paused = False
-        self._done = 0
         self._waits_since: float | None = None
         self._waits_told = 0.0
 
@@ -113,75 +115,41 @@ class LiveLine:
         waited_s = time.monotonic() - self._waits_since if self._waits_since is not None else 0.0
         if waited_s >= (self._waits_told + _WAIT_AGAIN_S if self._waits_told else _WAIT_S):
             self._waits_told = waited_s
-            workers = self.plan.at(min(self._done, self.plan.steps - 1)).workers
+            plan = self.view.plan
+            workers = plan.at(min(self.view.done, plan.steps - 1)).workers
             log(waiting_text(workers, resources_of(self.scaling)))
 
     def show(self, line: dict[str, Any]) -> None:
         """Take in a line of metrics.jsonl."""
-        if "driver_from" in line:
-            return
-        if "lost" in line:
-            log(f"lost     a worker: {line['lost']}")
+        if said := self.view.take(line):
+            log(said)
+        if "lost" in line or "paused_at" in line:
             self.wait()
-            return
-        if "attempt_from" in line:
-            self._attempts, self._done, self._waits_since = self._attempts + 1, line["attempt_from"], None
-            if self._attempts > 1 and not self._is_paused:
-                log(f"restart  a worker was lost; {line['world_size']} workers go on from step {line['attempt_from']}")
-            return
-        if "resize_at" in line:
-            log(resize_text(line))
-            return
-        self._is_paused = "paused_at" in line
-        if self._is_paused:
-            self._done = line["paused_at"]
-            self.wait()
-            return
-        self._done, self._waits_since = line["step"], None
-        last = self._step_time_s or line["step_time_s"]
-        self._step_time_s = 0.9 * last + 0.1 * line["step_time_s"]
-        self._val_loss = line["val_loss"] if line["val_loss"] is not None else self._val_loss
-        share, is_last = line["step"] / self.plan.steps, line["step"] == self.plan.steps
-        self._line.show(lambda: self._text(line), share=share, always=is_last)
+        elif "attempt_from" in line or "step" in line:
+            self._waits_since = None
+        if "step" in line:
+            show_view(self._line, self.view, always=line["step"] == self.view.plan.steps)
+
+    def refresh(self) -> None:
+        """Bring what ages up to date."""
+        if self.run is not None and self.view.has_steps and is_terminal():
+            self.view.saved = last_saved(self.run)
+            show_view(self._line, self.view)
 
     def end(self) -> None:
         """Leave the line as it is."""
         self._line.end()
-
-    def _text(self, line: dict[str, Any]) -> str:
-        step, plan = line["step"], self.plan
-        full = plan.layer_tokens_full * step // plan.steps
-        left = round(self._time_left(step))
-        parts = [
-            f"step {step}/{plan.steps}",
-            f"loss {line['loss']:.3f}",
-            f"val {self._val_loss:.3f}" if self._val_loss is not None else "",
-            f"{plan.tokens_per_step / line['step_time_s']:,.0f} tok/s",
-            f"kept {line['kept_length']}/{plan.shape.sequence_length}",
-            f"layer tokens saved {1 - line['layer_tokens'] / full:.1%}",
-            f"ETA {left // 60}:{left % 60:02}",
-        ]
-        return "  ".join(filter(None, parts))
-
-    def _time_left(self, step: int) -> float:
-        """By FLOPs: steps get longer as the kept length grows."""
-        assert self._step_time_s is not None
-        per_flop = self._step_time_s / self.plan.at(step - 1).flops_per_step
-        return (self.plan.flops(self.plan.steps) - self.plan.flops(step)) * per_flop
-
-
-def resize_text(line: dict[str, Any]) -> str:
-    """A line of metrics.jsonl on a change of workers: what it took, by the parts that took time."""
-    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in line["parts_s"].items() if seconds >= 0.05)
-    sizes = f"{line['from']} -> {line['to']}"
-    return f"resize   {sizes} workers at step {line['resize_at']}: {line['pause_s']:.1f} s ({parts})"
 
 
 @contextmanager
 def prepare_line() -> Generator[Callable[[int, int], None]]:
     """The state of preparing token shards in one line: what it gives takes documents and tokens."""
     line = StatusLine(at_once=False)
+
+    def show(documents: int, tokens: int) -> None:
+        line.show(lambda: f"prepare  {documents:,} documents, {tokens:,} tokens")
+
     try:
-        yield lambda documents, tokens: line.show(lambda: f"prepare  {documents:,} documents, {tokens:,} tokens")
+        yield show
     finally:
         line.end()

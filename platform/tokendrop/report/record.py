@@ -1,7 +1,7 @@
 """One run as the report reads it: its job, its steps as columns, what happened between them, and what to note."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
-from tokendrop.report.listing import RunOverview, overview
+from tokendrop.report.listing import RunOverview, overview, some_runs
 from tokendrop.track.journal import MetricsTail, read_events, steps_table
 from tokendrop.track.run_folder import ENVIRONMENT, open_run_folder
 
@@ -29,6 +29,7 @@ COLUMNS = (
     "data_time_s",
     "step_time_s",
 )
+_FIGURES = "val_figures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class RunRecord:
     events: list[dict[str, Any]]
     glance: RunOverview
     environment: Mapping[str, Any]
+    measured: Mapping[str, float]
+    """What the last validation measured beside its loss."""
 
     @property
     def last(self) -> int:
@@ -72,6 +75,14 @@ class RunRecord:
     def has_validation(self) -> bool:
         """Whether a validation loss was recorded."""
         return bool((~np.isnan(self.steps["val_loss"])).any())
+
+    def last_validation(self) -> dict[str, float]:
+        """The last validation loss that is a number, and what the task makes of it; empty where there is none."""
+        losses = self.steps["val_loss"][~np.isnan(self.steps["val_loss"])]
+        if not len(losses):
+            return {}
+        figures = self.config.task.figures(float(losses[-1]), self.measured)
+        return {"val_loss": float(losses[-1]), **{f"val_{name}": value for name, value in figures.items()}}
 
     def marks(self) -> list[tuple[int, str]]:
         """Steps at which the workers changed or were begun again, and what that was."""
@@ -109,7 +120,7 @@ def read_record(run: Path) -> RunRecord:
         DamagedDataError: a part of it was cut or changed.
     """
     config, _ = open_run_folder(run)
-    table = steps_table(run).select(list(COLUMNS))
+    table = steps_table(run).select([*COLUMNS, _FIGURES])
     glance = overview(run)
     committed = int(table["step"][-1].as_py()) if len(table) else 0
     if glance.step > committed:  # at work, or it ended before a checkpoint
@@ -119,6 +130,7 @@ def read_record(run: Path) -> RunRecord:
     steps = {name: table[name].to_numpy() for name in COLUMNS}
     steps["val_loss"] = steps["val_loss"].astype(float)  # null as NaN
     steps["seconds"] = np.cumsum(steps["step_time_s"])
+    measured = table[_FIGURES].drop_null()
     return RunRecord(
         folder=run,
         config=config,
@@ -126,7 +138,28 @@ def read_record(run: Path) -> RunRecord:
         events=read_events(run),
         glance=glance,
         environment=_environment(run),
+        measured=measured[-1].as_py(maps_as_pydicts="strict") if len(measured) else {},
     )
+
+
+def read_runs(paths: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
+    """The runs of folders, each once, and a note on each that was left out: it is damaged, or has no step.
+
+    Raises:
+        UserError: a path has no run, or none of the runs can be read.
+    """
+    folders: list[Path] = []
+    for one in paths:
+        folders += [folder for folder in some_runs(one) if folder not in folders]
+    records, failures = [], []
+    for folder in folders:
+        try:
+            records.append(read_record(folder))
+        except UserError as error:
+            failures.append(error)
+    if not records:
+        raise failures[0]
+    return records, [f"Left out: {error}." for error in failures]
 
 
 def _live(run: Path, committed: int, schema: pa.Schema) -> pa.Table:
@@ -136,7 +169,8 @@ def _live(run: Path, committed: int, schema: pa.Schema) -> pa.Table:
         if "attempt_from" in line:
             rows = {step: row for step, row in rows.items() if step <= line["attempt_from"]}
         elif line.get("step", 0) > committed:
-            rows[line["step"]] = {name: line[name] for name in schema.names}
+            rows[line["step"]] = {name: line[name] for name in COLUMNS}
+            rows[line["step"]][_FIGURES] = None if line[_FIGURES] is None else [*line[_FIGURES].items()]
     return pa.Table.from_pylist([rows[step] for step in sorted(rows)], schema)
 
 

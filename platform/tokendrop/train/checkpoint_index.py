@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -71,6 +71,24 @@ def remove_old(folder: Path, keep: int) -> None:
         with meta:
             if _locks(meta, fcntl.LOCK_EX):
                 shutil.rmtree(old, ignore_errors=True)  # what can't be removed just now goes next time
+
+
+@contextmanager
+def kept_by_nobody(folder: Path) -> Iterator[None]:
+    """Around the removal of all checkpoints below `folder`: while the block runs, none of them can be `kept`.
+
+    Raises:
+        UserError: somebody has one kept already.
+    """
+    with ExitStack() as locks:
+        for checkpoint in committed(folder):
+            try:
+                meta = locks.enter_context((checkpoint / META).open("r+"))
+            except OSError:  # it is damaged, and nobody's
+                continue
+            if not _locks(meta, fcntl.LOCK_EX):
+                raise UserError(f"{checkpoint}: another process reads it; want its end first")
+        yield
 
 
 def _locks(file: IO[str], kind: int) -> bool:
