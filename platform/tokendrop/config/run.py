@@ -173,11 +173,13 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackConfig:
-    """MLflow."""
+    """MLflow and Prometheus."""
 
     uri: str | None = "sqlite:///mlflow.db"
     """A tracking URI; null turns tracking off."""
     experiment: str = "tokendrop"
+    ranks: bool | None = None
+    """Whether each worker exports series of its own to Prometheus; null for as long as there are at most 64 of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

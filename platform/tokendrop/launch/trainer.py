@@ -61,6 +61,7 @@ def run_training(
     resume: Path | None = None,
     evaluate: Evaluate | None = None,
     fit: Fit | None = None,
+    sweep: str = "",
 ) -> dict[str, Any]:
     """Train, and return the run's summary.
 
@@ -68,6 +69,7 @@ def run_training(
         resume: the folder of an earlier run of this job, to go on from its last checkpoint; the job may name one too.
         evaluate: what evaluates checkpoints beside training; none of them when left out.
         fit: what trains; Ray Train when left out.
+        sweep: the name of the one that the run is a trial of.
     Raises:
         UserError: the job is wrong, or another driver trains this very run; nothing was started.
         ray.train.TrainingFailedError: the run failed more often than `scaling.max_restarts`.
@@ -94,23 +96,23 @@ def run_training(
         run = create_run_folder(config) if resume is None else resume.absolute()
         with exclusive_lock(run, patience_s=_LEAVING_S):
             describe_run(run, config, data)
-            mlflow_run_id = _train(run, config, data, head, evaluate, fit or fit_on_ray_train)
+            mlflow_run_id = _train(run, config, data, head, evaluate, fit or fit_on_ray_train, sweep)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     return {**summarize(run), "mlflow_run_id": mlflow_run_id}
 
 
 def _train(
-    run: Path, config: ExperimentConfig, data: Path, head: HeadWatch, evaluate: Evaluate | None, fit: Fit
+    run: Path, config: ExperimentConfig, data: Path, head: HeadWatch, evaluate: Evaluate | None, fit: Fit, sweep: str
 ) -> str | None:
     """Train in a run folder, with all that goes on beside it; the id of the run in MLflow, where it is known there."""
     mirror = MlflowMirror(run, config) if config.track.uri else None
     control = RunControl(run)
     control.reset()
     note_start(run, committed_step(run / CHECKPOINTS))
-    with Watcher(run, config, mirror) as watcher:
+    with Watcher(run, config, mirror, sweep=sweep) as watcher:
         head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {run}'", watcher.give_up
         held_out = config.task.build(config).open(data).held_out() if config.data.reader == "ray_data" else None
-        spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out)
+        spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out, sweep=sweep)
         with CheckpointEvaluation(run, config, evaluate):
             run_until_stopped(partial(fit, spec, control), stop=control.stop)
     return mirror.run_id if mirror else None

@@ -140,7 +140,7 @@ def _prepared(jobs: Mapping[str, ExperimentConfig], progress: Progress) -> dict[
             begun = with_initial(job)
             if begun.waits_for_epochs:
                 begun = with_epochs(begun)
-            with prepare_line() as told:
+            with prepare_line(begun) as told:
                 prepare(begun, progress=told)
             ready[run] = begun
         except UserError as error:
@@ -171,7 +171,9 @@ def _tuner(
     alone, each = not needs_ray_train(job), resources_of(job.scaling)
     shutil.rmtree(folder, ignore_errors=True)
     return tune.Tuner(
-        tune.with_resources(tune.with_parameters(TrialRun, trials=dict(jobs)), each if alone else {"CPU": 0}),
+        tune.with_resources(
+            tune.with_parameters(TrialRun, trials=dict(jobs), sweep=sweep.name), each if alone else {"CPU": 0}
+        ),
         param_space={RUN: tune.grid_search([*jobs])},
         tune_config=tune.TuneConfig(
             max_concurrent_trials=sweep.most_at_once or (None if alone else _most_at_once(job)),

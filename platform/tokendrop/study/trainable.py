@@ -29,8 +29,8 @@ class TrialRun(tune.Trainable):
     process is lost. To stop it saves a checkpoint.
     """
 
-    def setup(self, config: dict[str, Any], trials: Mapping[str, ExperimentConfig]) -> None:  # pyright: ignore
-        self._trials = trials
+    def setup(self, config: dict[str, Any], trials: Mapping[str, ExperimentConfig], sweep: str) -> None:  # pyright: ignore
+        self._trials, self._sweep = trials, sweep
         self._run: str = config[RUN]
         self._ended: Future[dict[str, Any]] | None = None
 
@@ -59,7 +59,7 @@ class TrialRun(tune.Trainable):
         self._tail.skip()
         self._report: dict[str, Any] = {}
         ended: Future[dict[str, Any]] = Future()
-        threading.Thread(target=_train, args=(config, ended), daemon=True).start()
+        threading.Thread(target=_train, args=(config, self._sweep, ended), daemon=True).start()
         return ended
 
     def _take_in(self, line: Mapping[str, Any]) -> None:
@@ -79,10 +79,10 @@ class TrialRun(tune.Trainable):
                 self._ended.result(timeout=_STOP_EVERY_S)
 
 
-def _train(config: ExperimentConfig, ended: Future[dict[str, Any]]) -> None:
+def _train(config: ExperimentConfig, sweep: str, ended: Future[dict[str, Any]]) -> None:
     fit = fit_on_ray_train if needs_ray_train(config) else fit_in_this_process
     try:
-        ended.set_result({SUMMARY: run_training(config, fit=_telling_stops(fit))})
+        ended.set_result({SUMMARY: run_training(config, fit=_telling_stops(fit), sweep=sweep)})
     except KeyboardInterrupt:
         ended.set_result({})
     except UserError as error:
