@@ -28,7 +28,7 @@ EVERY_S = 2.5
 """Between two times that gauges are set: several of them within a report interval of Ray."""
 MOST_RANKS = 64
 """Workers of which each exports series of its own, where a job does not say otherwise."""
-_ABOUT = ABOUT | {
+EXPLAINED = ABOUT | {
     "rank/step_time_s": "Seconds of a worker's last step.",
     "rank/data_time_s": "Seconds of a worker's last step that it waited for data.",
     "prepare/documents": "Documents read by a preparation of token shards.",
@@ -36,6 +36,7 @@ _ABOUT = ABOUT | {
     "sweep/trials": "Trials of a sweep in a state.",
     "sweep/best": "The metric of the best arm of a sweep so far.",
 }
+"""What each metric is that is exported, but for figures of a task."""
 
 Values = Mapping[Series, float]
 
@@ -64,7 +65,7 @@ def set_gauges(values: Values, tags: Mapping[str, str]) -> None:
 
 @cache
 def _gauge(metric: str, keys: tuple[str, ...]) -> Gauge:
-    return Gauge(legal_name(metric), _ABOUT.get(metric, "Of the last validation."), keys)
+    return Gauge(legal_name(metric), EXPLAINED.get(metric, "Of the last validation."), keys)
 
 
 class RunExport:
