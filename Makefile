@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui test test-with-ray test-without-ray test-long test-oldest chaos goldens lint types clean
+.PHONY: install quickstart ui dashboards test test-with-ray test-without-ray test-long test-oldest chaos goldens lint types clean
 
 install: .venv/installed
 
@@ -19,6 +19,10 @@ quickstart: install
 # the runs of this folder in MLflow, on http://127.0.0.1:5000; without its job runner, which takes 1.5 GB
 ui: install
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///mlflow.db --workers 1
+
+# the JSON that Grafana reads, from the Python beside it
+dashboards: install
+	PYTHONPATH=platform $(BIN)/python dashboards/make.py
 
 # in two lanes: tests that start Ray wait a lot, and those that don't leave the cores to them; each is shown at its end
 test: install

@@ -14,7 +14,8 @@ from tokendrop.method import DroppedLayer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GUIDES = ("README.md", "CONTRIBUTING.md", "jobs/README.md", "cluster/README.md", "platform/tokendrop/bench/README.md")
+BESIDE = ("jobs/README.md", "cluster/README.md", "dashboards/README.md", "platform/tokendrop/bench/README.md")
+GUIDES = ("README.md", "CONTRIBUTING.md", *BESIDE)
 COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("    tokendrop ")]
 TOKENS, VOCABULARY = 16, 40
 

@@ -13,7 +13,7 @@ from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.plan import RunPlan
-from tokendrop.schedule.scaling import estimate, pause_s, step_s, stretches_s, with_workers
+from tokendrop.schedule.scaling import estimate, expected_course, pause_s, step_s, stretches_s, with_workers
 from tokendrop.schedule.traffic import Sharing, traffic
 
 SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
@@ -116,6 +116,8 @@ def test_an_estimate_is_the_sum_over_its_steps_and_changes_of_workers(
     assert taken.gpu_hours == pytest.approx(sum(held * s for held, s in steps + pauses) / 3600)
     assert sum(stretches_s(plan, profile)) == pytest.approx(sum(s for _, s in steps))
     assert len(stretches_s(plan, profile)) == len(plan.resizes) + 1
+    whole = expected_course(plan, profile)[-1].at(plan.steps)
+    assert (whole.wall_clock_s, whole.worker_s / 3600) == pytest.approx((taken.wall_clock_s, taken.gpu_hours))
 
 
 @given(plans(), st.floats(0, 1e4))

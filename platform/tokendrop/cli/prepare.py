@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> Outcome:
     with stopping_in_time():
         connect()
         try:
-            with HeadWatch(), prepare_line() as progress:
+            with HeadWatch(), prepare_line(config) as progress:
                 folder = prepare(config, progress=progress)
         except (RayError, OSError) as error:
             fail(f"the preparation failed ({cause_of(error)}); what is committed stays for the next attempt")

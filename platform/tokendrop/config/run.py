@@ -9,6 +9,8 @@ from tokendrop.schedule.duration import Clock, Duration
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.schedule.scaling import ScalingObjective, choose_sizes, stretches_s, with_workers
 
+SWEEP = "tokendrop.sweep"
+"""The tag of a sweep and its trials, by which MLflow finds them; a trial of several sweeps has all their names."""
 _MOST_WORKERS = 100_000
 _MOST_S = 1_000_000  # eleven days; clocks of the libraries below count nanoseconds in 64 bits
 _LEAD_S, _LEAD_SHARE, _MOST_LEAD_S = 30.0, 0.1, 180.0
@@ -174,13 +176,20 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackConfig:
-    """MLflow."""
+    """MLflow and Prometheus."""
 
     uri: str | None = "sqlite:///mlflow.db"
     """A tracking URI; null turns tracking off."""
     experiment: str = "tokendrop"
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Of the run in MLflow, beside its own."""
+    ranks: bool | None = None
+    """Whether each worker exports series of its own to Prometheus; null for as long as there are at most 64 of them."""
+
+    @property
+    def sweep(self) -> str:
+        """The name of the sweep that the run is a trial of; empty where it is none."""
+        return self.tags.get(SWEEP, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

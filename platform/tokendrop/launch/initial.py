@@ -42,7 +42,7 @@ def with_epochs(config: ExperimentConfig) -> ExperimentConfig:
         UserError: something is wrong with the corpus or the tokenizer, or the job with so many samples.
     """
     connect()
-    with HeadWatch(), prepare_line() as progress:
+    with HeadWatch(), prepare_line(config) as progress:
         manifest = read_manifest(prepare(config, progress=progress))
     samples = sum(manifest.committed("train").rows)
     try:

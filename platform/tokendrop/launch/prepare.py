@@ -102,7 +102,7 @@ class Preparation:
     def _prepare(self) -> Path:
         if self.shards is not None:
             return self.shards
-        with prepare_line() as progress:
+        with prepare_line(self.config) as progress:
 
             def tell(documents: int, tokens: int) -> None:
                 if self._stop.is_set():

@@ -1,4 +1,4 @@
-"""Follows a run from outside of its workers: the live line, and MLflow."""
+"""Follows a run from outside of its workers: the live line, Prometheus, and MLflow."""
 
 import threading
 import time
@@ -14,8 +14,11 @@ from tokendrop.launch.follow import last_saved, show_view
 from tokendrop.launch.room import resources_of, waiting_text
 from tokendrop.launch.view import RunView
 from tokendrop.output import StatusLine, is_terminal, log
+from tokendrop.secrets import redact_all
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
+from tokendrop.track.prometheus import RunExport, set_gauges
+from tokendrop.track.run_metrics import Series
 
 _POLL_S, _MIRROR_EVERY_S = 0.5, 15.0
 _FIRST_S = 30.0  # for a tracking server, before training starts without it
@@ -24,12 +27,12 @@ _WAIT_S, _WAIT_AGAIN_S = 4.0, 60.0  # until it is said what workers wait for, an
 
 
 class Watcher:
-    """While its block runs, one thread shows the run's progress and another mirrors it to MLflow."""
+    """While its block runs, one thread shows and exports the run's progress, another mirrors it to MLflow."""
 
     def __init__(self, run: Path, config: ExperimentConfig, mirror: MlflowMirror | None) -> None:
         self.run, self.config, self.mirror = run, config, mirror
         self._tail = MetricsTail(run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0)
-        self._line = LiveLine(config, run)
+        self._line, self._export = LiveLine(config, run), RunExport(run, config)
         self._stop = threading.Event()
         self._showing = threading.Thread(target=self._show, daemon=True)
         self._mirroring = threading.Thread(target=self._mirror_on, daemon=True)
@@ -63,7 +66,10 @@ class Watcher:
             stopping = self._stop.wait(_POLL_S)
             for line in self._tail.read():
                 self._line.show(line)
+                self._export.take(line)
             self._line.refresh()
+            with suppress(Exception):  # of a Ray or a disk that is going
+                self._export.export(now=stopping)
             if not stopping:
                 with suppress(Exception):  # of a Ray that is going; the live line goes on
                     self._line.show_waiting()
@@ -142,14 +148,17 @@ class LiveLine:
 
 
 @contextmanager
-def prepare_line() -> Generator[Callable[[int, int], None]]:
-    """The state of preparing token shards in one line: what it gives takes documents and tokens."""
+def prepare_line(config: ExperimentConfig) -> Generator[Callable[[int, int], None]]:
+    """The state of preparing a job's token shards, in one line and exported: it takes documents and tokens."""
     line = StatusLine(at_once=False)
 
-    def show(documents: int, tokens: int) -> None:
+    def tell(documents: int, tokens: int) -> None:
         line.show(lambda: f"prepare  {documents:,} documents, {tokens:,} tokens")
+        values: dict[Series, float] = {("prepare/documents", ()): documents, ("prepare/tokens", ()): tokens}
+        with suppress(Exception):
+            set_gauges(values, redact_all({"job_name": config.name}))
 
     try:
-        yield show
+        yield tell
     finally:
         line.end()

@@ -13,13 +13,16 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
+from tokendrop.method import Dropping
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
 from tokendrop.track.journal import Journal
+from tokendrop.track.prometheus import exporting_rank, tags_of
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, TOKENIZER
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.device import describe_device, tune_cpu
+from tokendrop.train.engines.base import Engine
 from tokendrop.train.initial import find_initial
 from tokendrop.train.loop import TrainComponents
 from tokendrop.train.worker import build_engine, train_by_plan
@@ -67,27 +70,37 @@ def run_worker(
     scores = config.drop.scores(config.model.vocab_size, device)
     meta = {"model": asdict(config.model), "name": config.name}
     checkpoints = Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores)
-    newest = checkpoints.newest()
-    place = config.model.init_from if newest is None else None
-    initial = None if place is None else find_initial(place, config.model.kind, checkpoints.group)
-    engine, dropping = build_engine(config, device, initial=initial)
-    start = checkpoints.load(engine, newest) if newest else 0
+    engine, dropping, start = _restored(config, checkpoints, device)
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)
+    journal = Journal(spec.run, rank=rank, world_size=world_size, start=start, timings=timings)
     batches = batches_of(spec, samples, world_size=world_size, rank=rank, device=device)
     parts = TrainComponents(
         engine=engine,
         dropping=dropping,
         batches=batches,
         checkpoints=checkpoints,
-        recorder=Journal(spec.run, rank=rank, world_size=world_size, start=start, timings=timings),
+        recorder=journal,
         world_size=world_size,
         scores=scores,
         reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,
     )
-    train_by_plan(config, parts, control, start=start)
+    tags, wanted = tags_of(spec.run, config.track.sweep), config.track.ranks
+    with exporting_rank(journal, tags, rank=rank, world_size=world_size, wanted=wanted) as recorder:
+        train_by_plan(config, replace(parts, recorder=recorder), control, start=start)
+
+
+def _restored(
+    config: ExperimentConfig, checkpoints: Checkpoints, device: torch.device
+) -> tuple[Engine, Dropping | None, int]:
+    """The engine, what drops tokens in it, and the steps done: by the last checkpoint, or from the first step on."""
+    newest = checkpoints.newest()
+    place = config.model.init_from if newest is None else None
+    initial = None if place is None else find_initial(place, config.model.kind, checkpoints.group)
+    engine, dropping = build_engine(config, device, initial=initial)
+    return engine, dropping, checkpoints.load(engine, newest) if newest else 0
 
 
 def batches_of(

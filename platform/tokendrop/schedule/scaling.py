@@ -84,6 +84,39 @@ def estimate(plan: RunPlan, profile: DeviceProfile) -> Estimate:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a run takes until `step` steps are done, and each step from there on, changes of workers included."""
+
+    step: int
+    wall_clock_s: float
+    worker_s: float
+    step_s: float
+    workers: int
+
+    def at(self, step: int) -> "Expected":
+        """The same at a later step before anything changes."""
+        seconds = (step - self.step) * self.step_s
+        return replace(
+            self, step=step, wall_clock_s=self.wall_clock_s + seconds, worker_s=self.worker_s + seconds * self.workers
+        )
+
+
+def expected_course(plan: RunPlan, profile: DeviceProfile) -> list[Expected]:
+    """What `estimate` adds up, at the first step of each segment."""
+    course: list[Expected] = []
+    seconds = worker_s = 0.0
+    workers = plan.segments[0].workers
+    for segment in plan.segments:
+        if course:
+            before = course[-1].at(segment.start)
+            pause = pause_s(plan, profile, workers, segment.workers)
+            seconds, worker_s = before.wall_clock_s + pause, before.worker_s + pause * max(workers, segment.workers)
+        workers = segment.workers
+        course.append(Expected(segment.start, seconds, worker_s, step_s(plan, profile, segment, workers), workers))
+    return course
+
+
 def stretches_s(plan: RunPlan, profile: DeviceProfile) -> list[float]:
     """Seconds of the steps between two changes of workers, each in turn."""
     seconds = [0.0]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -9,10 +10,13 @@ from ray import tune
 
 from tokendrop.errors import UserError, first_line
 from tokendrop.output import StatusLine, is_terminal, log
+from tokendrop.study.arms import arms_of, best_of
 from tokendrop.study.record import SweepRecord
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trainable import DETAILS, FAILURE, RUN, SUMMARY
 from tokendrop.study.trials import Trial
+from tokendrop.track.prometheus import exporting, tags_of
+from tokendrop.track.run_metrics import Series
 
 _LINE_EVERY_S = 60.0  # where nobody looks at a terminal
 
@@ -34,8 +38,11 @@ class Progress(tune.Callback):
         self._total: StatusLine | None = None
         self._begun = self._told = time.monotonic()
         self._at_begin = 0
+        self._export = ExitStack()
+        self._best_of: tuple[int, float | None] = 0, None
 
     def __enter__(self) -> "Progress":
+        self._export.enter_context(exporting(self.values, tags_of(None, self.sweep.name)))
         self._begun = self._told = time.monotonic()
         self._at_begin = self._done
         self._total = StatusLine() if is_terminal() else None
@@ -51,6 +58,7 @@ class Progress(tune.Callback):
             self._leave(run)
         if self._total:
             self._total.end()
+        self._export.close()
 
     def finish(self, run: str, summary: dict[str, Any]) -> None:
         """Take in a trial that ended well."""
@@ -90,15 +98,33 @@ class Progress(tune.Callback):
         """Trials of the sweep, those that are not chosen yet included."""
         return max(len(self.trials), self.sweep.most_trials if self.sweep.searcher else 0)
 
-    def counts(self) -> str:
+    def _states(self) -> dict[str, int]:
         """How many trials are in which state."""
-        running = sum(map(self.is_open, self._running))  # Tune may begin the next one before it lets go of one
-        left = self._all - self._done - running
-        some = {"finished": len(self.summaries), "failed": len(self.failures), "stopped early": len(self.stopped)}
-        counted = [
-            f"{count} {name}" for name, count in (some | {"running": running, "to train": left}).items() if count
-        ]
+        running = sum(map(self.is_open, [*self._running]))  # Tune may begin the next one before it lets go of one
+        ended = {"finished": self.summaries, "failed": self.failures, "stopped early": self.stopped}
+        some = {name: len(trials) for name, trials in ended.items()}
+        return some | {"running": running, "to train": self._all - self._done - running}
+
+    def counts(self) -> str:
+        """How many trials are in which state, as people read it."""
+        counted = [f"{count} {name}" for name, count in self._states().items() if count]
         return f"{self._all} trials: {', '.join(counted)}"
+
+    def values(self) -> dict[Series, float]:
+        """What Prometheus is told: trials by state, and the metric of the best arm so far."""
+        found: dict[Series, float] = {
+            ("sweep/trials", (("state", name),)): count for name, count in self._states().items()
+        }
+        if (best := self._best()) is not None:
+            found["sweep/best", (("metric", self.sweep.metric),)] = best
+        return found
+
+    def _best(self) -> float | None:
+        summaries = {**self.summaries}
+        if self._best_of[0] != len(summaries):
+            best = best_of(self.sweep, arms_of(self.sweep, [*self.trials.values()], summaries))
+            self._best_of = len(summaries), best and best.value
+        return self._best_of[1]
 
     def stop(self) -> None:
         """End the sweep; trials that run save a checkpoint."""

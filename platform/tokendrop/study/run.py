@@ -141,7 +141,7 @@ def _prepared(jobs: Mapping[str, ExperimentConfig], progress: Progress) -> dict[
             begun = with_initial(job)
             if begun.waits_for_epochs:
                 begun = with_epochs(begun)
-            with prepare_line() as told:
+            with prepare_line(begun) as told:
                 prepare(begun, progress=told)
             ready[run] = begun
         except UserError as error:

@@ -12,6 +12,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import Tree, shown
 from tokendrop.config.load import load_job, read_job
 from tokendrop.config.overrides import with_override
+from tokendrop.config.run import SWEEP
 from tokendrop.errors import UserError
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.plan import RunPlan
@@ -19,7 +20,6 @@ from tokendrop.study.axes import Axis
 from tokendrop.study.budget import BUDGET, Measure, cost_of, within
 from tokendrop.study.identity import run_name, settings_of
 from tokendrop.study.sweep import SweepConfig
-from tokendrop.track.sweeps import SWEEP
 
 MOST_UNASKED, _MOST = 1000, 100_000
 

@@ -7,12 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokendrop.config.run import TrackConfig
+from tokendrop.config.run import SWEEP, TrackConfig
 from tokendrop.secrets import redact, redact_all
 from tokendrop.track.mlflow import Status, connect_to, experiment_of, own_id
-
-SWEEP = "tokendrop.sweep"
-"""The tag of a sweep and its trials, by which MLflow finds them; a trial of several sweeps has all their names."""
 
 
 def begin_sweep(track: TrackConfig, name: str, folder: Path) -> str:
