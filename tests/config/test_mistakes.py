@@ -280,7 +280,7 @@ def test_a_file_that_is_no_profile_is_named(text: str | bytes | None, says: str,
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     assert message(tmp_path / "gone.yaml").startswith(f"{tmp_path / 'gone.yaml'}: can't read this job file")
-    assert message(tmp_path).startswith(f"{tmp_path}: can't read this job file")
+    assert message(tmp_path) == f"{tmp_path}: this is a folder; want a job file (.yaml)"
 
 
 def test_a_base_of_a_base_is_refused_by_name(job: Path, tmp_path: Path) -> None:
