@@ -6,7 +6,7 @@ from typing import Literal
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Clock, Duration
 from tokendrop.schedule.plan import RunPlan
-from tokendrop.schedule.scaling import ScalingObjective, choose_sizes, stretches_s, with_workers
+from tokendrop.schedule.scaling import Minimised, ScalingObjective, choose_sizes, stretches_s, with_workers
 
 _MOST_WORKERS = 100_000
 _MOST_S = 1_000_000  # eleven days; clocks of the libraries below count nanoseconds in 64 bits
@@ -48,7 +48,7 @@ class ScalingConfig:
     as `lead` finds that they take to come."""
     patience_s: float = 60.0
     """With `mode: schedule`, how long to wait for all nodes that the plan wants before taking what there is."""
-    minimise: Literal["cost", "time"] = "cost"
+    minimise: Minimised = "cost"
     """cost: the fewest GPU-hours within `deadline_hours`; time: the shortest run within a budget."""
     deadline_hours: float | None = None
     """Of training and resizes, start-up left out."""
