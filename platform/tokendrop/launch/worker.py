@@ -76,7 +76,7 @@ def run_worker(
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)
     batches = batches_of(spec, samples, world_size=world_size, rank=rank, device=device)
-    parts = TrainComponents(
+    components = TrainComponents(
         engine=engine,
         dropping=dropping,
         batches=batches,
@@ -87,7 +87,7 @@ def run_worker(
         reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,
     )
-    train_by_plan(config, parts, control, start=start)
+    train_by_plan(config, components, control, start=start)
 
 
 def batches_of(
@@ -112,7 +112,7 @@ def check_shared(run: Path) -> None:
     while not (run / JOB).is_file():
         if time.monotonic() > deadline:
             raise UserError(
-                f"runs_folder: {run} is not to be seen on {platform.node()}, where a worker runs; want a folder that"
+                f"runs_folder: {run} does not exist on {platform.node()}, where a worker runs; want a folder that"
                 " all machines share"
             )
         time.sleep(0.2)
