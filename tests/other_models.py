@@ -71,8 +71,8 @@ def text(kind: str, head: str, settings: dict[str, Any], **more: Any) -> Other:
     return Other(build, causal=head != "ForMaskedLM", **more)
 
 
-def image(kind: str, settings: dict[str, Any], *, prefix: int = 1, has_rope: bool = False) -> Other:
-    """A vision transformer of timm."""
+def image(kind: str, settings: dict[str, Any], *, prefix: int = 1, keeps_prefix: bool = False) -> Other:
+    """A vision transformer of timm; one with rotary positions has to keep its first tokens."""
 
     def build(attention: str) -> nn.Module:
         model = getattr(pytest.importorskip("timm").models, kind)(**IMAGE, **settings)
@@ -81,7 +81,7 @@ def image(kind: str, settings: dict[str, Any], *, prefix: int = 1, has_rope: boo
         return model
 
     tokens = (PIXELS // IMAGE["patch_size"]) ** 2 + prefix
-    return Other(build, tokens=tokens, prefix=prefix if has_rope else 0, mask="attn_mask")
+    return Other(build, tokens=tokens, prefix=prefix if keeps_prefix else 0, mask="attn_mask")
 
 
 class Encoder(nn.Module):
@@ -110,10 +110,11 @@ MODELS = {
     "roberta": text("Roberta", "ForMaskedLM", {**ENCODER, "pad_token_id": 0}),
     "torch": Other(lambda _: Encoder(), mask="src_mask"),
     "vit": image("VisionTransformer", {}),
+    "vit with cls kept": image("VisionTransformer", {}, keeps_prefix=True),
     "vit without cls": image("VisionTransformer", {"class_token": False, "global_pool": "avg"}, prefix=0),
-    "rope vit": image("Eva", {**ROPE, "use_abs_pos_emb": False}, has_rope=True),
-    "rope vit mixed": image("Eva", {**ROPE, "use_abs_pos_emb": False, "rope_type": "mixed"}, has_rope=True),
-    "eva02": image("Eva", {"swiglu_mlp": True, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4)}, has_rope=True),
+    "rope vit": image("Eva", {**ROPE, "use_abs_pos_emb": False}, keeps_prefix=True),
+    "rope vit mixed": image("Eva", {**ROPE, "use_abs_pos_emb": False, "rope_type": "mixed"}, keeps_prefix=True),
+    "eva02": image("Eva", {"swiglu_mlp": True, "use_rot_pos_emb": True, "ref_feat_shape": (4, 4)}, keeps_prefix=True),
 }
 TEXTS = [name for name, other in MODELS.items() if other.tokens == LENGTH]
 HUGGING_FACE = [name for name in TEXTS if name != "torch"]

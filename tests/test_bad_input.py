@@ -30,7 +30,7 @@ def job(tmp_path) -> Path:
 # --- the job ---
 
 JOB_MISTAKES = {
-    "train.globl_batch=4": r"job\.yaml: train\.globl_batch: unknown key; did you mean 'global_batch'\?",
+    "train.globl_batch=4": r"job\.yaml: train\.globl_batch: unknown key; did you mean 'train\.global_batch'\?",
     "model.width=wide": r"model\.width: want a whole number, got 'wide'",
     "data.corpus=good.jsonl": r"data\.corpus: want a list, got 'good\.jsonl'",
     "data.corpus=[]": r"data: want either corpus, with at least one file",

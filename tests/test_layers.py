@@ -177,17 +177,9 @@ def test_a_layer_imports_only_the_packages_that_it_is_known_for(path: Path) -> N
 
 
 # what a task is made of, which everything else knows by `tokendrop.train.task.Task` alone
-OF_TASKS = {
-    "Gpt",
-    "GptConfig",
-    "Bert",
-    "BertConfig",
-    "BertBatch",
-    "build_model",
-    "build_bert",
-    "text_batch",
-    "pair_batch",
-}
+OF_TASKS = {"Gpt", "GptConfig", "Bert", "BertConfig", "BertClassifier", "Vit", "VitConfig"}
+OF_TASKS |= {"TextBatch", "BertBatch", "ExampleBatch", "ImageBatch", "text_batch", "pair_batch", "example_batch"}
+OF_TASKS |= {"build_model", "build_bert", "build_classifier", "build_vit"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from recorded import record
 from tokendrop.cli.main import main, parse
 from tokendrop.config.load import load_job
 from tokendrop.method import DroppedLayer
@@ -77,6 +78,25 @@ def test_its_commands_are_commands(command: str, monkeypatch: pytest.MonkeyPatch
     if words[0] == "plan":
         main(words)
         assert "expected" in capsys.readouterr().out
+    if words[0] == "sweep":
+        main([*words, "--dry-run"])
+        assert "trials" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command", [one for one in COMMANDS if re.match(r"tokendrop (runs|report)\b", one)], ids=lambda one: one.split()[1]
+)
+def test_its_commands_over_runs_show_a_recorded_one(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    record(tmp_path / "runs" / "recorded")
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command, comments=True)[1:]
+    main(words)
+    shown = capsys.readouterr().out
+    if "--to" in words:
+        shown = (tmp_path / words[words.index("--to") + 1]).read_text()
+    assert "recorded" in shown
 
 
 def test_it_has_the_job_that_any_cluster_runs() -> None:

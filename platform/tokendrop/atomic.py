@@ -50,7 +50,7 @@ def exclusive_lock(
 
     Args:
         patience_s: so long another process is waited for.
-        while_waiting: called again and again meanwhile; the wait ends with what it raises.
+        while_waiting: called again and again until then; the wait ends with what it raises.
     Raises:
         UserError: nothing can be written there, or another process is at work.
     """

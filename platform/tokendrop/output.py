@@ -136,7 +136,7 @@ class _State:
 
 
 class _Terminal:
-    """The status lines of all threads, at the foot of the terminal; what is written meanwhile goes above them."""
+    """The status lines of all threads, at the foot of the terminal; all other output goes above them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

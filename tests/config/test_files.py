@@ -107,7 +107,6 @@ NO_FILES: dict[str, Callable[[Path], Path]] = {
     "device": lambda path: Path("/dev/zero"),
     "terminal": lambda path: Path("/dev/stdin"),
     "large": large,
-    "folder": lambda path: path.parent,
 }
 
 
@@ -117,19 +116,32 @@ def test_what_is_no_regular_file_is_refused_without_a_look_into_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket wants a short path
     path = NO_FILES[kind](Path("x.yaml"))
-    says = "Is a directory" if kind == "folder" else "want a regular file of at most 1048576 bytes"
-    assert refusal(path) == f"{path}: can't read this job file ({says})"
+    says = "can't read this job file (want a regular file of at most 1048576 bytes)"
+    assert refusal(path) == f"{path}: {says}"
     (tmp_path / "above.yaml").write_text(f"base: {path.absolute()}\n")
-    assert f"can't read this job file ({says})" in refusal(tmp_path / "above.yaml")
+    assert says in refusal(tmp_path / "above.yaml")
     if path.suffix == ".yaml":
-        assert refusal(job, f"scaling.profile={path}").endswith(f"can't read this device profile ({says})")
+        assert refusal(job, f"scaling.profile={path}").endswith(says.replace("job file", "device profile"))
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_with_a_file_of_it(tmp_path: Path, job: Path) -> None:
+    folder = tmp_path / "jobs.yaml"
+    (folder / "below").mkdir(parents=True)
+    assert refusal(folder) == f"{folder}: this is a folder; want a job file (.yaml)"
+    (folder / "below" / "a.yaml").touch()
+    assert refusal(folder).endswith(f"want a job file such as {folder / 'below' / 'a.yaml'}")
+    (folder / "b.yaml").touch()
+    assert refusal(folder).endswith(f"want a job file such as {folder / 'b.yaml'}")
+    profile = refusal(job, f"scaling.profile={folder}")
+    assert profile.endswith(f"this is a folder; want a device profile such as {folder / 'b.yaml'}")
 
 
 def test_a_run_folder_in_the_place_of_a_job_is_told_what_to_do_with(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").touch()
     said = refusal(tmp_path)
-    assert said.startswith(f"{tmp_path}: can't read this job file (Is a directory); {tmp_path / 'job.yaml'} is the job")
-    assert said.endswith(f"'tokendrop train --resume {tmp_path}' goes on with the run")
+    assert said.startswith(f"{tmp_path}: this is a folder; {tmp_path / 'job.yaml'} is the job of this run, 'tokendrop")
+    assert f"'tokendrop train --resume {tmp_path}' goes on with the run" in said
+    assert said.endswith("; 'tokendrop runs diff RUN RUN' compares two")
 
 
 # --- paths and names ---

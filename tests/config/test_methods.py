@@ -149,17 +149,32 @@ def test_sequence_warmup_trains_on_the_first_tokens_of_each_sequence_and_validat
     assert dropping is None
     shapes: list[tuple[int, ...]] = []
     engine.model.register_forward_pre_hook(lambda _, rows: shapes.extend(tuple(one.shape) for one in rows))
-    parts = TrainComponents(
+    components = TrainComponents(
         engine=engine, dropping=None, batches=Rows(config), checkpoints=None, recorder=None, world_size=1
     )  # pyright: ignore[reportArgumentType] - neither is used by one step
-    loss, _, _ = accumulate(config, plan, parts, 0)
+    loss, _, _ = accumulate(config, plan, components, 0)
     assert shapes == [(4, 4)] * 4
     short = [batch.cut(4) for batch in Rows(config).of_step(0)]
     expected = torch.stack([engine.evaluate(batch).mean for batch in short]).mean()
     torch.testing.assert_close(loss, expected, rtol=EXACT, atol=EXACT)
     shapes.clear()
-    assert validate(parts)[0] > 0
+    assert validate(components)[0] > 0
     assert set(shapes) == {(4, TOKENS)}
+
+
+def test_sequence_warmup_at_full_length_is_the_plain_model_bit_for_bit() -> None:
+    full = {"method": "sequence_warmup", "schedule": {"kind": "constant", "kept": TOKENS}}
+    found = []
+    for drop in (full, {"method": "none"}):
+        config = experiment(drop=drop)
+        engine, dropping = build_engine(config, torch.device("cpu"))
+        components = TrainComponents(
+            engine=engine, dropping=dropping, batches=Rows(config), checkpoints=None, recorder=None, world_size=1
+        )  # pyright: ignore[reportArgumentType] - neither is used by one step
+        loss, _, _ = accumulate(config, config.plan, components, 0)
+        found.append((loss, {name: one.grad for name, one in engine.model.named_parameters()}))
+    assert torch.equal(found[0][0], found[1][0])
+    assert_same(found[0][1], found[1][1])
 
 
 @given(first=st.integers(-6, 6), last=st.integers(-6, 6), layers=st.integers(1, 6))

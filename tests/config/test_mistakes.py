@@ -32,9 +32,15 @@ PROFILE = "scaling={mode: schedule, profile: a100-40g-8"
 MISTAKES = {
     # unknown keys, at any depth, with the nearest match
     "sede=1": "sede: unknown key; did you mean 'seed'?",
-    "train.peek_lr=1": "train.peek_lr: unknown key; did you mean 'peak_lr'?",
-    "drop.scheduel=1": "drop.scheduel: unknown key; did you mean 'schedule'?",
-    "drop.schedule.strat=1": "drop.schedule.strat: unknown key; did you mean 'start'?",
+    "train.lenght=5": "train.lenght: unknown key; did you mean 'train.length'?",
+    "drop.scheduel=1": "drop.scheduel: unknown key; did you mean 'drop.schedule'?",
+    "drop.schedule.strat=1": "drop.schedule.strat: unknown key; did you mean 'drop.schedule.start'?",
+    # and with a key of another branch
+    "length=5": "length: unknown key; did you mean 'train.length'?",
+    "lenght=5": "lenght: unknown key; did you mean 'train.length'?",
+    "within_node=1": "within_node: unknown key; did you mean 'scaling.profile.within_node'?",
+    "drop.start=1": "drop.start: unknown key; did you mean 'drop.schedule.start'?",
+    "weight=1": "weight: unknown key; want one of name, seed,",  # sources are a list
     "track.xyzzy=1": "track.xyzzy: unknown key; want one of uri, experiment",
     "1=2": "1: unknown key",
     # wrong types
@@ -136,7 +142,7 @@ MISTAKES = {
     f"{SEGMENTS}, workers: 2}}], deadline_hours: 2}}": "scaling: segments give the workers outright",
     f"{SEGMENTS}, workers: 0}}]}}": "scaling.segments[0]: want workers of at least 1, got 0",
     f"{SEGMENTS}, workers: 3}}]}}": "scaling: global batch 16 must be a multiple of micro batch 8 x 3 workers",
-    f"{SEGMENTS}, worker: 3}}]}}": "scaling.segments[0].worker: unknown key; did you mean 'workers'?",
+    f"{SEGMENTS}, worker: 3}}]}}": "scaling.segments[0].worker: unknown key; did you mean 'scaling.segments[0].workers",
     f"{SEGMENTS}}}]}}": "scaling.segments[0].workers: this key is needed and missing",
     "scaling={mode: schedule, segments: [{workers: 3}]}": "scaling.segments[0].from: this key is needed and missing",
     "scaling={mode: schedule, segments: [{from: 40%, workers: 1}]}": "scaling: want first steps that rise from 0",
@@ -166,7 +172,7 @@ SOURCE_MISTAKES = {
     "{name: a, corpus: [x], weight: .nan}": "data.sources[0].weight: want a number, got nan",
     "{name: a/b, corpus: [x], weight: 1}": "data.sources[0].name: want letters, digits, '_' and '.'",
     "{name: '', corpus: [x], weight: 1}": "data.sources[0].name: want letters, digits",
-    "{name: a, corpus: [x], wieght: 1}": "data.sources[0].wieght: unknown key; did you mean 'weight'",
+    "{name: a, corpus: [x], wieght: 1}": "data.sources[0].wieght: unknown key; did you mean 'data.sources[0].weight'",
     "{name: a, corpus: [x], weight: 1}, {name: a, corpus: [y], weight: 1}": "data.sources: want a name",
 }
 
@@ -280,7 +286,7 @@ def test_a_file_that_is_no_profile_is_named(text: str | bytes | None, says: str,
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     assert message(tmp_path / "gone.yaml").startswith(f"{tmp_path / 'gone.yaml'}: can't read this job file")
-    assert message(tmp_path).startswith(f"{tmp_path}: can't read this job file")
+    assert message(tmp_path) == f"{tmp_path}: this is a folder; want a job file (.yaml)"
 
 
 def test_a_base_of_a_base_is_refused_by_name(job: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_method_that_is_not_there_is_named(method: str, said: str) -> None:
 
 @pytest.mark.usefixtures("at_root")
 def test_keys_of_such_a_method_are_checked_like_all_others() -> None:
-    with pytest.raises(UserError, match=r"drop\.recnt: unknown key; did you mean 'recent'\?"):
+    with pytest.raises(UserError, match=r"drop\.recnt: unknown key; did you mean 'drop\.recent'\?"):
         load_job(EXAMPLE, ["drop.recnt=3"])
     with pytest.raises(UserError, match=r"drop\.recent: want a whole number"):
         load_job(EXAMPLE, ["drop.recent=few"])

@@ -43,6 +43,6 @@ def test_a_worker_that_does_not_see_the_runs_folder_says_so(tmp_path: Path, monk
     monkeypatch.setattr(worker, "_SEEN_WITHIN_S", 0.0)
     config = load_job(make_folder(tmp_path / "user") / "jobs" / "tiny.yaml")
     with pytest.raises(
-        UserError, match=r"^runs_folder: \S+/elsewhere is not to be seen on \S+, where a worker runs; want "
+        UserError, match=r"^runs_folder: \S+/elsewhere does not exist on \S+, where a worker runs; want "
     ):
         run_worker(WorkerSpec(config=config, run=tmp_path / "elsewhere", data=tmp_path))

@@ -35,7 +35,7 @@ def dynamo() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.parametrize("name", ["gpt2", long("llama"), long("bert"), long("vit"), "rope vit"])
+@pytest.mark.parametrize("name", ["gpt2", long("llama"), long("qwen3"), long("bert"), long("vit"), "rope vit"])
 def test_a_model_compiled_as_a_whole_follows_each_draw(name: str) -> None:
     """Of equal kept lengths too, and of a shorter one after the full length."""
     eager, whole, full = MODELS[name].model(), MODELS[name].model(), MODELS[name].tokens
@@ -83,7 +83,9 @@ def train_as_one_of_two(name: str, first_attached: bool, expected: list[float], 
     assert_same(dict(model.state_dict()), weights, tolerance=EXACT)
 
 
-@pytest.mark.parametrize(("name", "first_attached"), [("llama", True), long("bert", False), long("rope vit", True)])
+@pytest.mark.parametrize(
+    ("name", "first_attached"), [("llama", True), long("qwen3", True), long("bert", False), long("rope vit", True)]
+)
 def test_two_processes_train_as_one_does(name: str, first_attached: bool) -> None:
     model = MODELS[name].model()
     expected = train(name, model, attach(model, seed=1), slice(0, 4), ranks=1)

@@ -194,7 +194,7 @@ def test_each_arm_is_trained_with_each_budget(tmp_path, capsys):
 # --- what is wrong ---
 
 MISTAKES = {
-    "an unknown key": ({"axes": {"train.peak_rl": [1]}}, "train.peak_rl: unknown key; did you mean 'peak_lr'?"),
+    "an unknown key": ({"axes": {"train.peak_rl": [1]}}, "train.peak_rl: unknown key; did you mean 'train.peak_lr'?"),
     "an empty grid": ({"axes": {"train.peak_lr": []}}, "axes.train.peak_lr.values: want at least one value"),
     "no axes": ({"axes": {}}, "axes: want at least one key with its values, or several seeds"),
     "a wrong value": ({"axes": {"model.layers": [2, "many"]}}, "trial (layers many): "),

@@ -78,7 +78,7 @@ def test_a_reader_that_is_killed_keeps_nothing(tmp_path):
 
 
 def test_one_that_is_gone_can_not_be_kept(tmp_path):
-    with pytest.raises(UserError, match="removed meanwhile; want a newer checkpoint"), kept(tmp_path / step_name(3)):
+    with pytest.raises(UserError, match="has been removed; want a newer checkpoint"), kept(tmp_path / step_name(3)):
         pass
     with pytest.raises(FileNotFoundError), kept(checkpoint(tmp_path, 4)):
         raise FileNotFoundError("of the block itself")

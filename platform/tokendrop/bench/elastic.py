@@ -48,7 +48,7 @@ def bench_elastic(
 
     Args:
         resizes: between one worker and the job's most.
-        stretch: steps from one resize to the next; long enough for processes to start meanwhile.
+        stretch: steps from one resize to the next; long enough for processes to start within it.
         picture: a file for a picture of the run by plan.
     Raises:
         UserError: the job is wrong, or a local cluster is up already.

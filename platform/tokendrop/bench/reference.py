@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokendrop.config.model import LanguageModelConfig, ModelConfig, VitConfig
+from tokendrop.config.model import LanguageModelConfig, ModelConfig
 
 
 class Plain(NamedTuple):
@@ -22,7 +22,7 @@ class Plain(NamedTuple):
 
 def plain_model(config: ModelConfig, ours: nn.Module) -> Plain | None:
     """The plain model of our model's sizes; None where its library is not installed."""
-    if isinstance(config, VitConfig):
+    if config.kind == "vit":
         if find_spec("timm") is None:
             return None
         from tokendrop.models.pretrained_vit import as_timm

@@ -13,7 +13,7 @@ import torch
 from tokendrop.bench.figures import figure, interleave, ratios
 from tokendrop.bench.step import timed_step
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.launch.cluster import serves_this_machine_alone
+from tokendrop.launch.cluster import is_on_this_machine_alone
 from tokendrop.launch.memory import fit_at_once
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.device import tune_cpu
@@ -36,7 +36,7 @@ def why_not_timed(configs: Sequence[ExperimentConfig]) -> str | None:
         return "there are several workers"
     if len({config.scaling.cpus_per_worker for config in configs}) > 1:
         return "workers have different numbers of cores"
-    if not serves_this_machine_alone():
+    if not is_on_this_machine_alone():
         return "workers are on a cluster"
     return None if fit_at_once(configs) else "this machine's memory does not hold the models at once"
 

@@ -85,7 +85,7 @@ def comparison_text(
     else:
         turns = step_times[0]["turns"]
         told = f"Step time, in turns: the jobs' steps timed side by side, median (least to most) of {turns} turns."
-    told += "\nTraining time: one run after the other, with whatever else the machine did meanwhile."
+    told += "\nTraining time: one run after the other, with whatever else the machine did at that time."
     drops = any(result["layer_token_saving"] for result in results)
     return "\n\n".join([text, told, *([_AT_SCALE] if drops else [])])
 

@@ -30,13 +30,10 @@ def read_mapping(path: Path, what: str, *, keys: str) -> Tree:
         raise UserError(f"{shown(path)}: can't read this {what} ({reason})")
     try:
         found = path.stat()  # a pipe or a device would be waited for, perhaps for ever
+        if stat.S_ISDIR(found.st_mode):
+            raise UserError(f"{path}: this is a folder; {_instead_of_folder(path, what)}")
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-            reason = (
-                "Is a directory"
-                if stat.S_ISDIR(found.st_mode)
-                else f"want a regular file of at most {_MOST_BYTES} bytes"
-            )
-            raise UserError(f"{path}: can't read this {what} ({reason}){_of_run(path)}")
+            raise UserError(f"{path}: can't read this {what} (want a regular file of at most {_MOST_BYTES} bytes)")
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: a {what} must be UTF-8 text") from None
@@ -48,11 +45,14 @@ def read_mapping(path: Path, what: str, *, keys: str) -> Tree:
     return tree
 
 
-def _of_run(path: Path) -> str:
-    """What to do with a run folder that was taken for a job."""
-    if not (path / "job.yaml").is_file():
-        return ""
-    return f"; {path / 'job.yaml'} is the job of this run, and 'tokendrop train --resume {path}' goes on with the run"
+def _instead_of_folder(path: Path, what: str) -> str:
+    """What to give, or to do, where a folder was taken for a file."""
+    job = path / "job.yaml"
+    if job.is_file():
+        run = f"'tokendrop train --resume {path}' goes on with the run; 'tokendrop runs diff RUN RUN' compares two"
+        return f"{job} is the job of this run, {run}"
+    found = [str(one) for one in [*path.glob("*.yaml")] or path.glob("*/*.yaml") if str(one).isprintable()]
+    return f"want a {what} such as {min(found)}" if found else f"want a {what} (.yaml)"
 
 
 def parse(text: str, where: str) -> Any:

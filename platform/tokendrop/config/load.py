@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -13,6 +12,7 @@ import yaml
 from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import Tree, kind_of, profile_mapping, read_mapping, shown
+from tokendrop.config.hints import joined, key_hint, key_of, value_hint
 from tokendrop.config.overrides import merge, with_override
 from tokendrop.errors import UserError
 from tokendrop.schedule.device import DeviceProfile
@@ -59,7 +59,7 @@ def dump(config: ExperimentConfig | DeviceProfile) -> str:
 def _whole(value: Any, key: str, path: str | Path) -> Any:
     """A branch of a job with what was hidden in it; UserError where the environment does not have that."""
     if isinstance(value, dict):
-        return {name: _whole(below, _join(key, name), path) for name, below in value.items()}
+        return {name: _whole(below, joined(key, name), path) for name, below in value.items()}
     if isinstance(value, list):
         return [_whole(below, f"{key}[{number}]", path) for number, below in enumerate(value)]
     if not isinstance(value, str) or HIDDEN not in value:
@@ -111,7 +111,7 @@ def build(target: Any, value: Any, path: str) -> Any:
         return _union(arguments, value, path)
     if origin is Literal:
         if isinstance(value, bool) or value not in arguments:  # True equals 1
-            raise UserError(f"{path}: want one of {', '.join(map(str, arguments))}{_found(value, arguments)}")
+            raise UserError(f"{path}: want one of {', '.join(map(str, arguments))}{value_hint(value, arguments)}")
         return arguments[arguments.index(value)]
     if origin is tuple:
         if not isinstance(value, list):
@@ -130,8 +130,8 @@ def _mapping(target: Any, value: Any, path: str) -> dict[str, Any]:
     for key, item in value.items():
         name = shown(str(key))
         if name in built:
-            raise UserError(f"{_join(path, name)}: this key stands twice, as a number and as text")
-        built[name] = build(target, item, _join(path, name))
+            raise UserError(f"{joined(path, name)}: this key stands twice, as a number and as text")
+        built[name] = build(target, item, joined(path, name))
     return built
 
 
@@ -142,15 +142,15 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
         raise UserError(f"{path or 'job'}: want a mapping of keys, got {kind_of(value)}")
     value = _with_preset(target, dict(value), path)
     hints = get_type_hints(target)
-    fields = {_key(field): field for field in dataclasses.fields(target)}
+    fields = {key_of(field): field for field in dataclasses.fields(target)}
     for key in value:
         if key not in fields:
-            raise UserError(f"{_join(path, shown(key))}: unknown key{_suggestion(key, list(fields))}")
+            raise UserError(f"{joined(path, shown(key))}: unknown key{key_hint(key, target, path)}")
     for name in _needed(target):
         if name not in value:
-            raise UserError(f"{_join(path, name)}: this key is needed and missing")
+            raise UserError(f"{joined(path, name)}: this key is needed and missing")
     arguments = {
-        fields[key].name: build(hints[fields[key].name], item, _join(path, key)) for key, item in value.items()
+        fields[key].name: build(hints[fields[key].name], item, joined(path, key)) for key, item in value.items()
     }
     try:
         return target(**arguments)
@@ -159,14 +159,14 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
     except ValueError as error:
         key, colon, rest = str(error).partition(": ")
         raise UserError(
-            f"{_join(path, key)}: {rest}" if colon and key in fields else f"{path}: {error}" if path else str(error)
+            f"{joined(path, key)}: {rest}" if colon and key in fields else f"{path}: {error}" if path else str(error)
         ) from None
 
 
 def _needed(target: Any) -> list[str]:
     """Keys without a default."""
     absent = dataclasses.MISSING
-    return [_key(field) for field in dataclasses.fields(target) if field.default is field.default_factory is absent]
+    return [key_of(field) for field in dataclasses.fields(target) if field.default is field.default_factory is absent]
 
 
 def _with_preset(target: Any, value: Tree, path: str) -> Tree:
@@ -175,7 +175,7 @@ def _with_preset(target: Any, value: Tree, path: str) -> Tree:
     if not presets or preset is None:
         return value
     if not isinstance(preset, str) or preset not in presets:
-        raise UserError(f"{path}.preset: want one of {', '.join(presets)}{_found(preset, presets)}")
+        raise UserError(f"{path}.preset: want one of {', '.join(presets)}{value_hint(preset, presets)}")
     return presets[preset] | value
 
 
@@ -203,7 +203,7 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
         if base is not None and plugin.is_named(kind):
             return _dataclass(plugin.named_class(kind, f"{path}.{tag}", base), value, path)
         if not isinstance(kind, str) or kind not in kinds:
-            raise UserError(f"{path}.{tag}: want one of {', '.join(kinds)}{_found(kind, kinds)}")
+            raise UserError(f"{path}.{tag}: want one of {', '.join(kinds)}{value_hint(kind, kinds)}")
         return _dataclass(kinds[kind], value, path)
     errors: list[UserError] = []
     for member in members:
@@ -264,26 +264,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Duration):
         return str(value)
     if dataclasses.is_dataclass(value):
-        return {_key(field): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {key_of(field): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _key(field: dataclasses.Field[Any]) -> str:
-    """The key of a field in a job file: its name, without the `_` that keeps it from being a keyword of Python."""
-    return field.name.rstrip("_")
-
-
-def _join(path: str, key: Any) -> str:
-    return f"{path}.{key}" if path else str(key)
-
-
-def _suggestion(key: Any, names: Sequence[str]) -> str:
-    near = get_close_matches(str(key), names, n=1)
-    return f"; did you mean '{near[0]}'?" if near else f"; want one of {', '.join(names)}"
-
-
-def _found(value: Any, names: Any) -> str:
-    near = get_close_matches(str(value), list(map(str, names)), n=1)
-    return f", got {value!r}" + (f"; did you mean '{near[0]}'?" if near else "")

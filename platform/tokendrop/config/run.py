@@ -7,7 +7,7 @@ from typing import Literal
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.duration import Clock, Duration
 from tokendrop.schedule.plan import RunPlan
-from tokendrop.schedule.scaling import ScalingObjective, choose_sizes, stretches_s, with_workers
+from tokendrop.schedule.scaling import Minimised, ScalingObjective, choose_sizes, stretches_s, with_workers
 
 SWEEP = "tokendrop.sweep"
 """The tag of a sweep and its trials, by which MLflow finds them; a trial of several sweeps has all their names."""
@@ -51,7 +51,7 @@ class ScalingConfig:
     as `lead` finds that they take to come."""
     patience_s: float = 60.0
     """With `mode: schedule`, how long to wait for all nodes that the plan wants before taking what there is."""
-    minimise: Literal["cost", "time"] = "cost"
+    minimise: Minimised = "cost"
     """cost: the fewest GPU-hours within `deadline_hours`; time: the shortest run within a budget."""
     deadline_hours: float | None = None
     """Of training and resizes, start-up left out."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokendrop.schedule.duration import Duration
+from tokendrop.schedule.learning_rate import Decay
+from tokendrop.schedule.plan import LrClock
 from tokendrop.schedule.traffic import Sharing
 
 # DeepSpeed's ZeRO is mapped to AdamW's moments; Muon needs each matrix whole
@@ -24,8 +26,8 @@ class TrainConfig:
     final_lr: float = 0.0
     warmup: Duration = Duration.parse("1%")
     """Of the step schedule; with `lr_clock: layer_token` it lasts as many layer tokens (appendix C)."""
-    decay: Literal["linear", "cosine", "constant", "wsd"] = "cosine"
-    lr_clock: Literal["step", "layer_token"] = "step"
+    decay: Decay = "cosine"
+    lr_clock: LrClock = "step"
     cooldown: Duration = Duration.parse("20%")
     """Of `decay: wsd` (warm-up, stable, decay): how long the decay at the end lasts, counted as `warmup`."""
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"

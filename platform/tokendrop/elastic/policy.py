@@ -49,7 +49,7 @@ class SchedulePolicy(ElasticScalingPolicy):
         self.control, self.progress = RunControl(run), Progress(run)
         self.autoscaling = is_autoscaler_v2(fetch_from_server=True)
         self.standbys = StandbyPool(self.control) if fast_resize else None
-        self._asked = 0
+        self._requested = 0
         self._waits_since: float | None = None
         self._since = 0.0
         self._has_run = False
@@ -104,12 +104,12 @@ class SchedulePolicy(ElasticScalingPolicy):
         if not self.progress.is_known or self.control.is_stopped:
             return NoopDecision()
         view = self._view(group)
-        asked = self.decider.request(view)
+        requested = self.decider.request(view)
         # an autoscaler keeps idle nodes for what is asked for; without one, Ray Data must know what this run holds
-        lost = view.have - view.staying if asked else 0
-        before = self._asked
-        self._request(asked + lost or (0 if self.autoscaling else view.have))
-        if self._asked > before:  # steps so short that the edge came before the room for it was asked for
+        lost = view.have - view.staying if requested else 0
+        before = self._requested
+        self._request(requested + lost or (0 if self.autoscaling else view.have))
+        if self._requested > before:  # steps so short that the edge came before the room for it was asked for
             view = self._view(group)
         action = self.decider.decide(view)
         is_ready = self._stand_by(group, view, action)
@@ -131,7 +131,7 @@ class SchedulePolicy(ElasticScalingPolicy):
     def _view(self, group: Any) -> ClusterView:
         leaving = _leaving_nodes()
         staying = sum(workers for node, workers in self._held.items() if node not in leaving)
-        self._places_known = self._room(self._held, leaving) if self._asked else {}
+        self._places_known = self._room(self._held, leaving) if self._requested else {}
         return ClusterView(
             now=time.monotonic(),
             have=group.num_workers,
@@ -158,12 +158,12 @@ class SchedulePolicy(ElasticScalingPolicy):
     # what the cluster has
 
     def _get_num_workers_for_resource_request(self) -> int:
-        return self._asked
+        return self._requested
 
     def _request(self, workers: int) -> None:
         """Ask for so many workers' places; at once when that changes, else before Ray forgets it."""
-        if workers != self._asked:
-            self._asked = workers
+        if workers != self._requested:
+            self._requested = workers
             self._send_resource_request()
         self._maybe_send_resource_request()
 

@@ -67,18 +67,18 @@ def score_continuations(
     scores: dict[int, tuple[float, bool]] = {}
     for batch in batches_of_rows(rows, batch_tokens):
         hidden_BSD = hidden_of(model, batch)
-        asked = [
+        targets_read = [
             (number, hidden_BSD[b, row.last(text, len(pairs[number][1]))], pairs[number][1])
             for b, row in enumerate(batch)
             for text, tokens in enumerate(row.texts)
             for number in by_input[tokens]
         ]
-        targets = [token for _, _, target in asked for token in target]
-        logprobs_N, is_top_N = read_head(model, torch.cat([read for _, read, _ in asked]), targets)
-        lengths = [len(target) for _, _, target in asked]
-        parts = zip(asked, logprobs_N.split(lengths), is_top_N.split(lengths), strict=True)
+        targets = [token for _, _, target in targets_read for token in target]
+        logprobs_N, is_top_N = read_head(model, torch.cat([read for _, read, _ in targets_read]), targets)
+        lengths = [len(target) for _, _, target in targets_read]
+        parts = zip(targets_read, logprobs_N.split(lengths), is_top_N.split(lengths), strict=True)
         scores |= {number: (float(logprobs.sum()), bool(top.all())) for (number, _, _), logprobs, top in parts}
-        progress(len(asked))
+        progress(len(targets_read))
     return [scores[number] for number in range(len(pairs))]
 
 

@@ -26,8 +26,8 @@ _POLL_S = 1.0
 class CheckpointEvaluation:
     """While its block runs, a thread has checkpoints evaluated, one at a time; it ends with that of the last one.
 
-    Each is evaluated by a Ray task. Those committed meanwhile are passed over, all but the newest: to keep them
-    all for a slow evaluation would fill the disk. Where the block fails, nothing is waited for.
+    Each is evaluated by a Ray task. Those committed during an evaluation are passed over, all but the newest: to keep
+    them all for a slow evaluation would fill the disk. Where the block fails, nothing is waited for.
     """
 
     def __init__(self, run: Path, config: ExperimentConfig, evaluate: Evaluate | None) -> None:

@@ -20,7 +20,7 @@ def processes_on(folder: str) -> list[psutil.Process]:
     """Processes whose environment names the folder, and Ray's agents, which hide theirs, by their open files."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it has ended meanwhile, or is somebody else's
+        with suppress(psutil.Error, OSError):  # it has ended by now, or is somebody else's
             if process.status() == psutil.STATUS_ZOMBIE or process.pid == psutil.Process().pid:
                 continue
             is_agent = " ".join(process.cmdline()).startswith("ray::")
@@ -33,7 +33,7 @@ def processes_on(folder: str) -> list[psutil.Process]:
 
 def clean_up(folder: str) -> None:
     """Kill what runs on the folder, and remove it."""
-    for _ in range(_ROUNDS):  # what is killed may have started others meanwhile
+    for _ in range(_ROUNDS):  # what is killed may have started others first
         for process in (left := processes_on(folder)):
             with suppress(psutil.Error):
                 process.kill()

@@ -35,7 +35,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    errors_alone = {"logging_level": logging.ERROR, "log_to_driver": False}
     for name in ("ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS")
@@ -46,7 +46,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         try:
             log(f"connect  to the Ray cluster at {address}")
             check_answers(address)
-            ray.init(address, runtime_env=_source_for(address), **quiet)
+            ray.init(address, runtime_env=_source_for(address), **errors_alone)
         except (OSError, RayError, ValueError) as error:
             raise UserError(
                 f"RAY_ADDRESS: no Ray cluster lets this process in at {address} ({first_line(error)}); want one that"
@@ -56,11 +56,11 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         return
     os.environ["PYTHONPATH"] = source_path()
     log("connect  starting Ray on this machine")
-    start_local_ray(cpus, **quiet)
+    start_local_ray(cpus, **errors_alone)
     _handle_sigterm()
 
 
-def serves_this_machine_alone() -> bool:
+def is_on_this_machine_alone() -> bool:
     """Whether no node can join the cluster, because its head listens on this machine's loopback device alone."""
     return ray.get_runtime_context().gcs_address.startswith("127.0.0.1:")
 

@@ -10,7 +10,7 @@ from types import TracebackType
 import ray
 
 from tokendrop.errors import first_line
-from tokendrop.launch.cluster import serves_this_machine_alone
+from tokendrop.launch.cluster import is_on_this_machine_alone
 from tokendrop.output import log
 
 _POLL_S, _CONNECT_S = 1.0, 10.0
@@ -30,7 +30,7 @@ class HeadWatch:
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         self.address = host.strip("[]"), int(port)
         waits_s = float(os.environ.get(_RAY_WAITS, 0))
-        self._patience_s = _LOST_ALONE_S if serves_this_machine_alone() else max(_LOST_S, waits_s)
+        self._patience_s = _LOST_ALONE_S if is_on_this_machine_alone() else max(_LOST_S, waits_s)
         self._done = threading.Event()
 
     def __enter__(self) -> "HeadWatch":

@@ -91,7 +91,7 @@ def processes(cluster: LocalCluster) -> list[psutil.Process]:
     marked: list[psutil.Process] = []
     sessions: dict[psutil.Process, int] = {}
     for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it has ended meanwhile, or is somebody else's
+        with suppress(psutil.Error, OSError):  # it has ended by now, or is somebody else's
             if not _is_alive(process):
                 continue
             sessions[process] = os.getsid(process.pid)
@@ -145,7 +145,7 @@ def _stop(cluster: LocalCluster, folder: Path) -> None:
     left = processes(cluster)
     _end(left, psutil.Process.terminate, _STOP_TIMEOUT_S)
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while left := list({*filter(_is_alive, left), *processes(cluster)}):  # with what they started meanwhile
+    while left := list({*filter(_is_alive, left), *processes(cluster)}):  # with what they have started since
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"the local cluster at {cluster.address} is not down: killed, but not ended: {_names(left)};"

@@ -153,7 +153,7 @@ def count_nodes(folder: Path) -> tuple[int, int]:
     """Nodes that are up, and nodes that are coming, of those that have their folders below this one."""
     told: list[str] = []
     for node in folder.glob("*/"):
-        with suppress(OSError):  # it has gone meanwhile
+        with suppress(OSError):  # it has gone by now
             told.append((node / LOG).read_text())
     up = sum(_UP in log for log in told)
     return up, len(told) - up

@@ -17,7 +17,7 @@ Gpu = tuple[str, str | None]
 
 
 class _RunBackend(_TorchBackend):
-    """Connects the workers; where one is lost meanwhile, gives the room of all of them back, which Ray would keep."""
+    """Connects the workers; where one is lost on the way, gives the room of all of them back, which Ray would keep."""
 
     def on_start(self, worker_group: Any, backend_config: "RunTorchConfig") -> None:
         try:

@@ -6,7 +6,7 @@ from ray.util import placement_group_table
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.run import ScalingConfig
 from tokendrop.errors import UserError
-from tokendrop.launch.cluster import serves_this_machine_alone
+from tokendrop.launch.cluster import is_on_this_machine_alone
 from tokendrop.output import log
 
 Resources = dict[str, float]
@@ -25,7 +25,7 @@ def check_ray(scaling: ScalingConfig) -> None:
 
 def check_room(config: ExperimentConfig) -> None:
     """Raises UserError where this machine, as a cluster of its own, could never hold the run's workers."""
-    if not serves_this_machine_alone():
+    if not is_on_this_machine_alone():
         return  # nodes may join it; how many is not to be known from here, and the run says what it waits for
     scaling, total, each = config.scaling, ray.cluster_resources(), resources_of(config.scaling)
     most = max(segment.workers for segment in config.plan.segments)

@@ -2,7 +2,7 @@
 
 Workers need not see the token shards: tasks on nodes that do read them. A rank's samples come by spans of a few
 thousand, each a data set of its own, of which the next is begun while one is read: so nothing is planned for the rest
-of a run, however long, and nodes that come or go are heeded from the next span on.
+of a run, however long, and nodes that come or go count from the next span on.
 """
 
 from collections.abc import Iterator

@@ -76,7 +76,7 @@ def run_worker(
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)
     journal = Journal(spec.run, rank=rank, world_size=world_size, start=start, timings=timings)
     batches = batches_of(spec, samples, world_size=world_size, rank=rank, device=device)
-    parts = TrainComponents(
+    components = TrainComponents(
         engine=engine,
         dropping=dropping,
         batches=batches,
@@ -89,7 +89,7 @@ def run_worker(
     )
     tags, wanted = tags_of(spec.run, config.track.sweep), config.track.ranks
     with exporting_rank(journal, tags, rank=rank, world_size=world_size, wanted=wanted) as recorder:
-        train_by_plan(config, replace(parts, recorder=recorder), control, start=start)
+        train_by_plan(config, replace(components, recorder=recorder), control, start=start)
 
 
 def _restored(
@@ -125,7 +125,7 @@ def check_shared(run: Path) -> None:
     while not (run / JOB).is_file():
         if time.monotonic() > deadline:
             raise UserError(
-                f"runs_folder: {run} is not to be seen on {platform.node()}, where a worker runs; want a folder that"
+                f"runs_folder: {run} does not exist on {platform.node()}, where a worker runs; want a folder that"
                 " all machines share"
             )
         time.sleep(0.2)

@@ -112,7 +112,7 @@ def check_lengths(kept_lengths: Sequence[int], sequence_length: int, always_BS: 
 
 
 def copy_to(device: torch.device, host: Tensor) -> Tensor:
-    """To a GPU from pinned memory: the host does not wait for what the GPU computes."""
+    """A tensor of any shape, to a GPU from pinned memory: the host does not wait for what the GPU computes."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 

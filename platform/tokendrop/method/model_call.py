@@ -60,10 +60,10 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> None:
         raise ValueError(
             "use_cache=True: keys and values of dropped tokens would be missing; want use_cache=False while tokens drop"
         )
-    asked = inputs.get("output_router_logits")
-    if asked is None:
-        asked = getattr(getattr(model, "config", None), "output_router_logits", False)
-    if asked and inputs.get("attention_mask") is not None:
+    returns_router_logits = inputs.get("output_router_logits")
+    if returns_router_logits is None:
+        returns_router_logits = getattr(getattr(model, "config", None), "output_router_logits", False)
+    if returns_router_logits and inputs.get("attention_mask") is not None:
         raise ValueError(
             "output_router_logits with an attention_mask: dropped layers route their kept tokens alone, which a mask of"
             " all tokens does not fit; want output_router_logits=False, or no attention_mask where nothing is padded"

@@ -25,7 +25,7 @@ class Figure:
     name: str
     title: str
     about: str
-    """What it shows, for who sees it and for who hears it."""
+    """What it shows, for those who see it and those who hear it."""
     data: str
     """Of `curves.datasets`."""
     x: str

@@ -36,6 +36,9 @@ class ModelShape:
         """Matrix-multiplication FLOPs to train on one sequence: forward, and twice that backward.
 
         Counts what is computed: causal attention over half of the pairs, the head over every token that reaches it.
+
+        Raises:
+            ValueError: kept or dropped_layers lies outside its range.
         """
         if not 0 < kept <= self.sequence_length:
             raise ValueError(f"want a kept length in 1..{self.sequence_length}, got {kept}")

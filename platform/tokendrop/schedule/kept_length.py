@@ -137,7 +137,11 @@ class Root:
             raise ValueError(f"want a start and an increment of at least 1, got {self.start} and {self.increment}")
 
     def resolve(self, clock: Clock) -> KeptByStep:
-        """Each jump at the first step where the growth has come that far."""
+        """Each jump at the first step where the growth has come that far.
+
+        Raises:
+            ValueError: it starts at the full length or above, or ends before it begins.
+        """
         full, until = clock.sequence_length, clock.steps(self.until)
         if self.start >= full:
             raise ValueError(f"want a start below the full length of {full}, got {self.start}")

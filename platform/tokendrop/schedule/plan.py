@@ -107,7 +107,11 @@ class RunPlan:
         return self.steps * self.batch.global_batch * per_sequence
 
     def at(self, step: int) -> Segment:
-        """The segment that holds `step`."""
+        """The segment that holds `step`.
+
+        Raises:
+            ValueError: the run has no such step.
+        """
         if not 0 <= step < self.steps:
             raise ValueError(f"want a step in 0..{self.steps - 1}, got {step}")
         return self.segments[bisect_right(self.segments, step, key=lambda segment: segment.start) - 1]

@@ -16,6 +16,8 @@ Sizes = tuple[tuple[int, int], ...]
 _HOUR_S, _MOST_PARTS = 3600.0, 128
 _MOST_ESTIMATES, _MOST_TURNS = 200_000, 2_000_000  # some seconds each
 
+Minimised = Literal["cost", "time"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingObjective:
@@ -23,7 +25,7 @@ class ScalingObjective:
 
     min_workers: int
     max_workers: int
-    minimise: Literal["cost", "time"]
+    minimise: Minimised
     limit: float | None = None
     """Hours where cost is minimised, GPU-hours where time is; None for no limit."""
 

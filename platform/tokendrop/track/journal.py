@@ -147,7 +147,7 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
 
 
 def steps_table(folder: Path) -> pa.Table:
-    """The same rows as columns, for who reads many runs; raises as `read_part` does."""
+    """The same rows as columns, for readers of many runs; raises as `read_part` does."""
     return _read_all(folder / STEPS, _STEPS_SCHEMA).sort_by("step")
 
 

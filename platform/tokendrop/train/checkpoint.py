@@ -51,7 +51,7 @@ class Checkpoints:
         self.wait()
         final, unfinished = self.folder / step_name(step), self.folder / f"{step_name(step)}.partial"
         if self._is_first:
-            for left in self.folder.glob("step_*.partial"):  # by a death in the middle of a save, at whatever step
+            for left in self.folder.glob("step_*.partial"):  # of a process that died while it saved, at whatever step
                 shutil.rmtree(left, ignore_errors=True)
             unfinished.mkdir(parents=True)
         if self.group is not None:
@@ -111,7 +111,7 @@ class Checkpoints:
     def load(self, engine: Engine, checkpoint: Path) -> int:
         """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from.
 
-        What is read is compared with its checksums meanwhile, for to read it once more takes as long again.
+        What is read is compared with its checksums as it is read: a second reading would take as long again.
 
         Raises:
             SetAsideError: it is damaged, and there is one before it; the engine is of no more use.

@@ -49,7 +49,7 @@ def kept(checkpoint: Path) -> Iterator[None]:
     Raises:
         UserError: it is gone already.
     """
-    gone = UserError(f"{checkpoint}: removed meanwhile; want a newer checkpoint")
+    gone = UserError(f"{checkpoint}: has been removed; want a newer checkpoint")
     try:
         meta = (checkpoint / META).open()
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def _locks(file: IO[str], kind: int) -> bool:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest committed checkpoint below `folder` that is not damaged, for who does not read it at once.
+    """The newest committed checkpoint below `folder` that is not damaged, for callers that do not read it at once.
 
     All of its bytes are read and compared with their checksums, once in a process as long as the files stay as they
     are. Those that are passed over are told of on standard error.
@@ -134,7 +134,7 @@ def _newest(folder: Path, check: Callable[[Path], object]) -> Path | None:
                 raise DamagedDataError(f"{checkpoint}: a link; want the checkpoint's own folder")
             check(checkpoint)
         except DamagedDataError as error:
-            if not checkpoint.is_dir():  # a newer one was committed meanwhile, and this one removed
+            if not checkpoint.is_dir():  # a newer one has been committed, and this one removed
                 return _newest(folder, check)
             damages.append(error)
             continue

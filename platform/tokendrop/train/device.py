@@ -100,7 +100,7 @@ def tune_cpu(threads: int | None = None) -> None:
 def compile_layers(layers: torch.nn.ModuleList) -> None:
     """Compile each layer: one graph for the full length, one for every kept length.
 
-    Dynamo's quiet way out, running eagerly after too many graphs, becomes an error: it would pass for a slow GPU.
+    After too many graphs Dynamo would run eagerly without a word; that becomes an error: it would pass for a slow GPU.
     """
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in layers:

@@ -9,7 +9,7 @@ from tokendrop.train.report import StepReport
 
 
 class HostCopy:
-    """Scalars that a device has yet to compute; the host goes on meanwhile."""
+    """Scalars that a device has yet to compute; the host does not wait for them."""
 
     def __init__(self, *values: Tensor) -> None:
         # a GPU's values go to pinned memory

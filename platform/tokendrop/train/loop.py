@@ -56,7 +56,7 @@ class TrainComponents:
     """Steps that the device is given before the host waits for the figures of an earlier one: 1 keeps a GPU busy."""
 
 
-def train(config: ExperimentConfig, parts: TrainComponents, *, start: int, stop: int | None = None) -> int:
+def train(config: ExperimentConfig, components: TrainComponents, *, start: int, stop: int | None = None) -> int:
     """Train from step `start` to `stop`, the end of the plan when left out; every worker runs this loop.
 
     Returns:
@@ -67,42 +67,44 @@ def train(config: ExperimentConfig, parts: TrainComponents, *, start: int, stop:
     validate_every = config.in_steps(config.evaluate.every)
     save_every = config.in_steps(config.checkpoint.every)
 
-    parts.engine.model.train()
+    components.engine.model.train()
     started: deque[StartedStep] = deque()
     clock, done, pause_requested = time.perf_counter(), start, False
     while done < stop and not pause_requested:
-        started.append(start_step(config, plan, parts, done))
+        started.append(start_step(config, plan, components, done))
         done += 1
         validates = done % validate_every == 0 or done == plan.steps
         saves = done % save_every == 0 or done == stop
-        while started and (validates or saves or pause_requested or len(started) > parts.reads_behind):
+        while started and (validates or saves or pause_requested or len(started) > components.reads_behind):
             step = started.popleft()
             report, pauses = step.read()
             report = replace(report, step_time_s=time.perf_counter() - clock)
             clock, pause_requested = time.perf_counter(), pause_requested or pauses
             if validates and report.step == done:
-                val_loss, figures = validate(parts)
+                val_loss, figures = validate(components)
                 report = replace(report, val_loss=val_loss, val_figures=figures)
                 clock = time.perf_counter()
-            parts.recorder.record(report, step.sample_ids)
+            components.recorder.record(report, step.sample_ids)
         if saves or pause_requested:
-            parts.recorder.commit(done)
-            parts.checkpoints.save(parts.engine, done)
-    parts.checkpoints.wait()
+            components.recorder.commit(done)
+            components.checkpoints.save(components.engine, done)
+    components.checkpoints.wait()
     if done < plan.steps:
-        parts.recorder.pause(done, checkpoint_s=time.perf_counter() - clock)
+        components.recorder.pause(done, checkpoint_s=time.perf_counter() - clock)
     return done
 
 
-def start_step(config: ExperimentConfig, plan: RunPlan, parts: TrainComponents, step: int) -> StartedStep:
+def start_step(config: ExperimentConfig, plan: RunPlan, components: TrainComponents, step: int) -> StartedStep:
     """Give the device one optimizer step, without waiting for it."""
-    loss, sample_ids, data_time = accumulate(config, plan, parts, step)
+    loss, sample_ids, data_time = accumulate(config, plan, components, step)
     lr = plan.lr(step)
-    grad_norm = parts.engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
-    if parts.scores is not None:
-        parts.scores.end_step(parts.engine.add_up)
+    grad_norm = components.engine.step(lr=lr, max_grad_norm=config.train.max_grad_norm)
+    if components.scores is not None:
+        components.scores.end_step(components.engine.add_up)
     # one reduction for both: asking costs no round of its own
-    mean_loss, pauses = parts.engine.mean(torch.stack([loss, torch.full_like(loss, parts.pause(step))])).unbind()
+    mean_loss, pauses = components.engine.mean(
+        torch.stack([loss, torch.full_like(loss, components.pause(step))])
+    ).unbind()
     done = step + 1
     report = StepReport(
         step=done,
@@ -114,7 +116,7 @@ def start_step(config: ExperimentConfig, plan: RunPlan, parts: TrainComponents, 
         tokens=done * plan.tokens_per_step,
         layer_tokens=plan.layer_tokens(done),
         flops=float(plan.flops(done)),
-        world_size=parts.world_size,
+        world_size=components.world_size,
         data_time_s=data_time,
         step_time_s=0.0,
     )
@@ -122,21 +124,21 @@ def start_step(config: ExperimentConfig, plan: RunPlan, parts: TrainComponents, 
 
 
 def accumulate(
-    config: ExperimentConfig, plan: RunPlan, parts: TrainComponents, step: int
+    config: ExperimentConfig, plan: RunPlan, components: TrainComponents, step: int
 ) -> tuple[Tensor, list[int], float]:
     """Add up the gradients of one step, micro batch by micro batch.
 
     Returns:
         This worker's mean loss, the samples that it trained on, and the seconds that it waited for them.
     """
-    accumulation = replace(plan.batch, world_size=parts.world_size).accumulation
+    accumulation = replace(plan.batch, world_size=components.world_size).accumulation
     losses: list[Tensor] = []
     sample_ids: list[int] = []
     data_time = 0.0
     segment, keeps_special = plan.at(step), config.drop.keeps_special
-    for batch, waited in micro_batches(config, parts, step, segment.kept_length):
-        if parts.dropping is not None:
-            parts.dropping.draw(
+    for batch, waited in micro_batches(config, components, step, segment.kept_length):
+        if components.dropping is not None:
+            components.dropping.draw(
                 kept_length=segment.kept_by_route,
                 step=step,
                 sample_ids=batch.sample_ids_B,
@@ -145,16 +147,16 @@ def accumulate(
                 places=plan.batch.places(batch.number),
                 global_batch=plan.batch.global_batch,
                 always=batch.special_BS if keeps_special and batch.special_BS is not None else (),
-                scores=None if parts.scores is None else parts.scores.of(batch.inputs()["input_ids_BS"]),
+                scores=None if components.scores is None else components.scores.of(batch.inputs()["input_ids_BS"]),
             )
         if config.model.dropout:
             torch.manual_seed(hash((config.seed, step, batch.number)))
         last = len(losses) + 1 == accumulation
-        loss = parts.engine.forward_backward(batch, share=1 / accumulation, last_micro_batch=last)
-        if parts.scores is not None:
+        loss = components.engine.forward_backward(batch, share=1 / accumulation, last_micro_batch=last)
+        if components.scores is not None:
             if loss.token_losses_BS is None:
                 raise UserError(f"drop.method: '{config.drop.method}' wants a task that gives the loss of each token")
-            parts.scores.add(batch.inputs()["labels_BS"], loss.token_losses_BS)
+            components.scores.add(batch.inputs()["labels_BS"], loss.token_losses_BS)
         losses.append(loss.mean)
         sample_ids += batch.sample_ids_B.tolist()
         data_time += waited
@@ -162,14 +164,14 @@ def accumulate(
 
 
 def micro_batches(
-    config: ExperimentConfig, parts: TrainComponents, step: int, kept_length: int
+    config: ExperimentConfig, components: TrainComponents, step: int, kept_length: int
 ) -> Iterator[tuple[Batch, float]]:
     """This worker's micro batches of a step as the model reads them, each with the seconds that it was waited for.
 
     Where their numbers of labels differ, all of them are made before the first one is trained on, so that the mean of
     their losses is that over all labels of the global batch.
     """
-    batches = timed(parts.batches.of_step(step))
+    batches = timed(components.batches.of_step(step))
     if config.drop.cuts:
         batches = ((batch.cut(kept_length), waited) for batch, waited in batches)
     first, waited = next(batches)
@@ -178,13 +180,13 @@ def micro_batches(
         yield from batches
         return
     everything = [(first, waited), *batches]
-    mean = labels_per_sample(parts.engine, [(batch, len(batch.sample_ids_B)) for batch, _ in everything])
+    mean = labels_per_sample(components.engine, [(batch, len(batch.sample_ids_B)) for batch, _ in everything])
     yield from ((batch.weighed(mean), waited) for batch, waited in everything)
 
 
-def validate(parts: TrainComponents) -> tuple[float, dict[str, float]]:
+def validate(components: TrainComponents) -> tuple[float, dict[str, float]]:
     """Mean loss over the held-out rows, no token dropped, and the task's figures."""
-    return held_out_mean(parts.engine, parts.batches.validation())
+    return held_out_mean(components.engine, components.batches.validation())
 
 
 def timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:

@@ -61,7 +61,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 
 def file_sha256(path: Path) -> str:
-    """Of a file's bytes; the lock of Python's interpreter is free meanwhile."""
+    """Of a file's bytes; Python's global interpreter lock is free while it is computed."""
     check_plain(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

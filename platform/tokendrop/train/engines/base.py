@@ -82,7 +82,7 @@ class Engine:
         return value / self.world_size if self.world_size > 1 else value
 
     def add_up(self, value: Tensor) -> None:
-        """Add a tensor up over the workers, in place."""
+        """Add a tensor, of one shape on all of them, up over the workers, in place."""
         if self.world_size > 1:
             dist.all_reduce(value)
 

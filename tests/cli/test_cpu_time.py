@@ -1,0 +1,28 @@
+"""What a command without work to do costs before it answers."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def cpu_s(*arguments: str) -> float:
+    """User and system time of the command in a process of its own."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "platform")}
+    to_nowhere = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    command = [sys.executable, "-m", "tokendrop", *arguments]
+    process = os.posix_spawn(sys.executable, command, environment, file_actions=to_nowhere)
+    _, status, used = os.wait4(process, 0)
+    assert status == 0
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", str(ROOT / "jobs" / "pretrain" / "quickstart.yaml")]], ids=["help", "plan"]
+)
+def test_help_and_a_plan_are_there_soon(arguments: list[str]) -> None:
+    assert min(cpu_s(*arguments) for _ in range(3)) < 0.3
