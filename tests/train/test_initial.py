@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from images import MODEL as VIT
 from tiny import TOKENS, assert_same, experiment, token_rows
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError, UserError
@@ -179,6 +180,23 @@ def test_a_model_that_ours_can_not_be_is_refused(tmp_path: Path) -> None:
     llama = LlamaConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=9)
     saved(LlamaForCausalLM(llama), tmp_path / "llama")
     assert "is of the type llama; want gpt2, bert, megatron-bert" in refused(gpt_job(tmp_path / "llama"))
+
+
+def test_a_language_model_is_no_vit(tmp_path: Path) -> None:
+    saved(GPT2LMHeadModel(GPT2Config(**GPT2)), tmp_path)
+    with pytest.raises(UserError) as error:
+        find_initial(str(tmp_path), "vit")
+    assert str(error.value) == f"model.init_from: {tmp_path} is of the type gpt2; want a ViT of timm"
+
+
+def test_a_vit_of_another_image_size_is_refused_by_the_key(tmp_path: Path) -> None:
+    task = {"kind": "image_classification"}
+    no_drop = {"method": "none"}
+    trained(experiment(model=VIT, task=task, drop=no_drop), tmp_path)
+    larger = {**VIT, "image_size": 24, "init_from": str(tmp_path)}
+    said = refused(experiment(model=larger, task=task, drop=no_drop))
+    assert said.startswith("model.image_size: ")
+    assert said.endswith("has 12, this job 24; want 12")
 
 
 def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
