@@ -58,6 +58,15 @@ def test_people_read_both_bills(capsys) -> None:
     assert "workers        32, 64 from step 108,481" in out
 
 
+@pytest.mark.parametrize(("name", "decay"), [("quickstart", "0.1"), ("bert_tiny", "0.1"), ("vit_tiny", "0.05")])
+def test_whose_parameters_are_whose_is_told(name: str, decay: str, capsys) -> None:
+    main(["plan", str(JOB.parents[1] / "pretrain" / f"{name}.yaml"), "train.optimizer=muon"])
+    assert (
+        "optimizer      muon, momentum 0.9, of the layers' matrices; adamw (0.9, 0.95) of the rest;"
+        f" weight decay {decay} of matrices, none of biases and norms\n"
+    ) in capsys.readouterr().out
+
+
 def test_where_layers_keep_different_lengths_each_is_told_beside_their_mean(capsys) -> None:
     layers = "drop.by_layer={1-11: {kind: constant, kept: 1024}}"
     plain, mixed = printed(capsys), printed(capsys, layers)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 S = 16
 MODEL = {"sequence_length": S, "vocab_size": 320}
-LINES = {name: [f" {name} {n} of the text \n" * (n % 3 > 0) or "\n" for n in range(200)] for name in "abc"}
+LINES = {name: [f" {name} {n} of the <unk> text \n" * (n % 3 > 0) or "\n" for n in range(200)] for name in "abc"}
 
 
 def job(folder: Path, **data: object) -> ExperimentConfig:
@@ -55,6 +55,9 @@ def test_each_split_is_its_own_file_cut_as_asked(tmp_path: Path, unit: str, end:
         rows = len(tokens) // (S + 1)
         assert rows > 10
         assert found[split] == tokens[: rows * (S + 1)]
+        read = tokenizer.decode(found[split], skip_special_tokens=False).replace("<|endoftext|>", "")
+        assert "".join(texts).startswith(read)
+        assert "<unk>" in read
 
 
 def test_a_tokenizer_is_learned_from_what_is_trained_on_alone(tmp_path: Path) -> None:

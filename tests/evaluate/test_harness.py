@@ -16,6 +16,7 @@ from tokendrop.evaluate import tasks
 from tokendrop.evaluate.export import export_checkpoint
 from tokendrop.evaluate.harness import LmEvalAdapter, plain_metrics, run_tasks
 from tokendrop.evaluate.load import load_run
+from tokendrop.evaluate.suites import SUITES
 from tokendrop.evaluate.tasks import Evaluation, Tasks, find_tasks
 from tokendrop.method import attach
 
@@ -149,6 +150,10 @@ def test_a_name_that_only_lm_eval_knows_is_found_beside_ours():
 
     assert {"tiny_text", "lambada_openai"} <= set(manager.all_tasks)
     assert specs == ["tiny_text", "lambada_openai"]
+
+
+def test_lm_eval_knows_the_papers_tasks_by_these_names(own_tasks: Tasks):
+    assert set(SUITES["paper"]) <= set(own_tasks.all_tasks)
 
 
 @pytest.mark.usefixtures("_own_tasks_read_once")

@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import threading
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +20,8 @@ from tokendrop.evaluate.beside import run_in_idle_time
 from tokendrop.launch.beside import CheckpointEvaluation
 from tokendrop.launch.trainer import run_training
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, step_name
+
+ENDS_WITHIN_S = 10
 
 TASK = """task: {name}
 dataset_path: json
@@ -79,7 +85,14 @@ def test_the_newest_checkpoint_is_due_after_so_many_steps_and_the_last_always(
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_checkpoints_are_evaluated_beside_training_which_is_as_without(job: Path, task: Path, capfd):
-    main(["train", *command(job, "run=beside", f"evaluate.tasks=[{task}]", "checkpoint.keep=1"), "--json"])
+    main(
+        [
+            "train",
+            *command(job, "run=beside", f"evaluate.tasks=[{task}]", "checkpoint.keep=1"),
+            "evaluate.log_samples=true",
+            "--json",
+        ]
+    )
     out, err = capfd.readouterr()
     run = Path(json.loads(out)["run"])
     plain = Path(run_training(config_of(job, "run=plain"))["run"])
@@ -89,9 +102,55 @@ def test_checkpoints_are_evaluated_beside_training_which_is_as_without(job: Path
     assert set(found) <= {3, 6, 9, 12}
     assert f"evaluate step 12: words acc {found[12]['acc']:.4f}\n" in err
     assert losses(run) == pytest.approx(losses(plain), abs=FLOAT64)
+    for result in (run / "evaluations").glob("*/result.json"):
+        assert len((result.parent / "samples_words.jsonl").read_text().splitlines()) == 6
     assert [path.name for path in committed(run / CHECKPOINTS)] == [step_name(12)]
     main(["evaluate", str(run), "--tasks", str(task), "--no-validation", "--json"])
     assert json.loads(capfd.readouterr().out)["results"]["words"] == found[12]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_evaluation_that_raises_costs_a_line(job: Path, tmp_path: Path, capfd):
+    def evaluate(checkpoint: Path, wanted: EvaluateConfig) -> str:
+        raise ValueError("no such answer")
+
+    follower = following(job, tmp_path, [12])
+    follower.evaluate = evaluate
+    with follower:
+        pass
+    assert "evaluate step 12: left out (no such answer)\n" in capfd.readouterr().err
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("is_over", [True, False])
+def test_an_evaluation_that_hangs_is_left_out_at_ctrl_c(job: Path, tmp_path: Path, capfd, is_over: bool):
+    """After training, which has ended well, or within it."""
+    began = tmp_path / "began"
+
+    def evaluate(checkpoint: Path, wanted: EvaluateConfig) -> str:
+        began.touch()
+        time.sleep(600)
+        return ""
+
+    def press_when_it_hangs() -> None:
+        while not began.exists():
+            time.sleep(0.05)
+        pressed_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressed_at: list[float] = []
+    follower = following(job, tmp_path, [12])
+    follower.evaluate = evaluate
+    threading.Thread(target=press_when_it_hangs, daemon=True).start()
+    with nullcontext() if is_over else pytest.raises(KeyboardInterrupt), follower:
+        if not is_over:
+            time.sleep(120)
+    assert time.monotonic() - pressed_at[0] < ENDS_WITHIN_S
+    follower._thread.join(ENDS_WITHIN_S)
+    assert not follower._thread.is_alive()
+    assert ("evaluate left out; `tokendrop evaluate` catches up on it" in capfd.readouterr().err) == is_over
 
 
 def test_a_task_that_can_not_be_loaded_is_told_before_anything_starts(job: Path, complaint):

@@ -10,7 +10,9 @@ import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForPreTraining,
+    BertForSequenceClassification,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
@@ -19,6 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from images import MODEL as VIT
 from tiny import TOKENS, assert_same, experiment, token_rows
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError, UserError
@@ -50,8 +53,15 @@ def gpt_job(init_from: object, **changes: object) -> ExperimentConfig:
 
 
 def bert_job(init_from: object, **changes: object) -> ExperimentConfig:
-    model = {**BERT_JOB, "init_from": str(init_from)}
+    model = {**BERT_JOB, "init_from": init_from and str(init_from)}
     return experiment(**{"model": model, "task": {"kind": "masked_lm"}, **changes})
+
+
+def classifying(init_from: object, *labels: str, **changes: object) -> ExperimentConfig:
+    """A job that tells labels apart, or without any learns numbers."""
+    metrics = ["accuracy"] if labels else ["pearson"]
+    task = {"kind": "text_classification", "texts": ["text"], "labels": [*labels], "metrics": metrics}
+    return bert_job(init_from, task=task, drop={"method": "none"}, **changes)
 
 
 def model_of(config: ExperimentConfig) -> Any:
@@ -102,9 +112,14 @@ def test_a_job_begins_with_a_run_or_a_checkpoint_of_ours(tmp_path: Path) -> None
         assert not torch.equal(engine.model.tokens.weight, weights["tokens.weight"])
 
 
+def check(config: ExperimentConfig) -> None:
+    source = find_initial(config.model.init_from or "", config.model.kind)
+    check_sizes(config.model, source, outputs=config.task.outputs)
+
+
 def refused(config: ExperimentConfig) -> str:
     with pytest.raises(UserError) as error:
-        check_sizes(config.model, find_initial(config.model.init_from or "", config.model.kind))
+        check(config)
     return str(error.value)
 
 
@@ -120,12 +135,68 @@ def test_another_model_is_refused_by_the_key_that_differs(tmp_path: Path) -> Non
         assert refused(gpt_job(source, model__positions="rotary")).startswith("model.positions: ")
 
 
+def test_another_number_of_labels_wants_a_new_head(tmp_path: Path) -> None:
+    saved(BertForSequenceClassification(BertConfig(**BERT, num_labels=3)), tmp_path / "three")
+    saved(BertForMultipleChoice(BertConfig(**BERT)), tmp_path / "choices")
+    trained(classifying(None, "a", "b", "c"), tmp_path / "run")
+    for place, said in (("three", ""), ("run", f"/{CHECKPOINTS}/step_000000007")):
+        source = tmp_path / place
+        found = f"task.labels: {source}{said} has 3, this job"
+        assert refused(classifying(source, "no", "yes")) == f"{found} 2; want 3, or model.new_head=true"
+        assert refused(classifying(source)) == f"{found} 1; want 3, or model.new_head=true"
+        check(classifying(source, "x", "y", "z"))
+        check(classifying(source, "no", "yes", model__new_head=True))
+        check(bert_job(source))  # it has no such head
+    check(classifying(tmp_path / "choices"))
+    assert "has 1, this job 2" in refused(classifying(tmp_path / "choices", "no", "yes"))
+
+
+def test_a_new_head_is_random_and_the_rest_the_trained_models(tmp_path: Path) -> None:
+    theirs = saved(BertForSequenceClassification(BertConfig(**BERT, num_labels=2)), tmp_path)
+    ours, new = (model_of(classifying(tmp_path, "no", "yes", model__new_head=one)) for one in (False, True))
+    assert torch.equal(ours.classifier.weight, theirs.classifier.weight)
+    assert not torch.equal(new.classifier.weight, theirs.classifier.weight)
+    assert torch.equal(new.pooler.weight, theirs.bert.pooler.dense.weight)
+    with pytest.raises(UserError, match=r"^model\.new_head: want a task that classifies, not 'masked_lm'"):
+        bert_job(tmp_path, model__new_head=True)
+
+
+def test_a_classifier_begins_with_a_bert_that_has_no_head(tmp_path: Path) -> None:
+    theirs = saved(BertModel(BertConfig(**BERT)), tmp_path)
+    config = classifying(tmp_path, "no", "yes")
+    check(config)
+    model = model_of(config)
+    tokens_BS, mask_BS = token_rows()[0], torch.ones(3, TOKENS, dtype=torch.bool)
+    expected = theirs(tokens_BS, attention_mask=mask_BS)
+    hidden_BSD = model.hidden(tokens_BS, torch.zeros_like(tokens_BS), mask_BS)
+    torch.testing.assert_close(hidden_BSD, expected.last_hidden_state, rtol=EXACT, atol=EXACT)
+    pooled_BD = torch.tanh(model.pooler(hidden_BSD[:, 0]))
+    torch.testing.assert_close(pooled_BD, expected.pooler_output, rtol=EXACT, atol=EXACT)
+
+
 def test_a_model_that_ours_can_not_be_is_refused(tmp_path: Path) -> None:
     saved(GPT2LMHeadModel(GPT2Config(**GPT2, activation_function="relu")), tmp_path / "relu")
     assert "want activation_function of gelu_new" in refused(gpt_job(tmp_path / "relu"))
     llama = LlamaConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=9)
     saved(LlamaForCausalLM(llama), tmp_path / "llama")
     assert "is of the type llama; want gpt2, bert, megatron-bert" in refused(gpt_job(tmp_path / "llama"))
+
+
+def test_a_language_model_is_no_vit(tmp_path: Path) -> None:
+    saved(GPT2LMHeadModel(GPT2Config(**GPT2)), tmp_path)
+    with pytest.raises(UserError) as error:
+        find_initial(str(tmp_path), "vit")
+    assert str(error.value) == f"model.init_from: {tmp_path} is of the type gpt2; want a ViT of timm"
+
+
+def test_a_vit_of_another_image_size_is_refused_by_the_key(tmp_path: Path) -> None:
+    task = {"kind": "image_classification"}
+    no_drop = {"method": "none"}
+    trained(experiment(model=VIT, task=task, drop=no_drop), tmp_path)
+    larger = {**VIT, "image_size": 24, "init_from": str(tmp_path)}
+    said = refused(experiment(model=larger, task=task, drop=no_drop))
+    assert said.startswith("model.image_size: ")
+    assert said.endswith("has 12, this job 24; want 12")
 
 
 def test_what_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

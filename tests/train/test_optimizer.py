@@ -7,24 +7,46 @@ import pytest
 import torch
 
 from groups import together, train_until
+from images import MODEL
 from tiny import assert_same, experiment, gpt, loss_of, rows_of
+from tokendrop.config.load import build
+from tokendrop.config.model import BertConfig, VitConfig
 from tokendrop.errors import UserError
+from tokendrop.models.build import build_bert, build_vit
 from tokendrop.track.journal import read_steps
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizers
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
+BERT = BertConfig(layers=3, width=16, heads=2, sequence_length=16, vocab_size=50)
+
 # by what losses of different world sizes differ, relatively: Muon orthogonalizes in bf16
 TOLERANCES = {"sgd": 1e-10, "muon": 2e-2, "sgd, fsdp": 1e-10, "sgd, ddp, no momentum": 1e-10}
 
 
-def test_muon_has_the_layers_matrices_and_adamw_the_rest() -> None:
-    model = gpt()
+_TWO_PRODUCTS = {"mlp.up.weight", "mlp.down.weight"}
+MODELS = {
+    "gpt": (gpt, {"attention.qkv.weight", "attention.out.weight", *_TWO_PRODUCTS}),
+    "bert": (
+        lambda: build_bert(BERT, sentence_head=True, most_labels=2, seed=1),
+        {"attention.qkv.weight", "attention.out.weight", *_TWO_PRODUCTS},
+    ),
+    "vit": (
+        lambda: build_vit(build(VitConfig, MODEL, "model"), seed=1),
+        {"attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc2.weight"},
+    ),
+}
+"""Each family, and its layers' matrices."""
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_muon_has_the_layers_matrices_and_adamw_the_rest(family: str) -> None:
+    build_one, kinds = MODELS[family]
+    model = build_one()
     muon, adamw = build_optimizers(model, experiment(train__optimizer="muon").train)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     matrices, *rest = [{names[id(p)] for p in group["params"]} for one in (muon, adamw) for group in one.param_groups]
-    kinds = {f"{part}.weight" for part in ("attention.qkv", "attention.out", "mlp.up", "mlp.down")}
     assert {name.split(".", 2)[2] for name in matrices} == kinds
     assert len(matrices) == 4 * model.config.layers
     assert set().union(*rest) == set(names.values()) - matrices

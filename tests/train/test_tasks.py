@@ -1,5 +1,6 @@
-"""Neither workers, micro batches nor a resize show in what a BERT or a ViT learns, whatever its task."""
+"""Neither workers, micro batches, a resize nor a kill show in what a GPT, BERT or ViT learns, whatever its task."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +10,20 @@ import torch
 import torch.distributed as dist
 
 from examples import TASKS, write_examples
+from folders import Document, write_folder
 from groups import together
 from images import MODEL, TASK, write_images
 from pairs import LENGTH, texts, write_pairs
 from sharing import HAS_DEEPSPEED
-from tiny import assert_same, experiment
+from tiny import TOKENS, assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
-from tokendrop.config.task import AnyTask, ImageClassification, TextClassification
+from tokendrop.config.task import AnyTask, CausalLm, ImageClassification, TextClassification
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.errors import UserError
 from tokendrop.track.journal import Journal, read_ledger, read_steps
 from tokendrop.train.checkpoint import Checkpoints
-from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, step_name
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.loop import TrainComponents, train
 from tokendrop.train.reader import load_weights
@@ -54,6 +56,7 @@ def images_job(**changes: object) -> ExperimentConfig:
 
 
 CASES = {
+    "causal": experiment(evaluate__sequences=13, train__micro_batch=1),
     "random-LTD, NSP": job(data__pairs={"sentence_task": "nsp"}),
     "special tokens kept, SOP": job(drop__keep_special_tokens=True),
     "pre-LN, no sentence task, few predictions": job(
@@ -108,6 +111,8 @@ def leg(data: Path, folder: Path, stop: int, micro_batch: int) -> None:
 def data_of(config: ExperimentConfig, data: Path) -> Path:
     """The folder of a job's token shards."""
     task = config.task
+    if isinstance(task, CausalLm):
+        return data / "text"
     if isinstance(task, ImageClassification):
         return data / "images"
     if not isinstance(task, TextClassification):
@@ -115,19 +120,36 @@ def data_of(config: ExperimentConfig, data: Path) -> Path:
     return data / ("choices" if task.choices else "pairs" if task.labels else "number")
 
 
+def write_text(folder: Path, count: int) -> None:
+    """Rows of random tokens as training rows, and the same again as validation rows."""
+    rows = np.random.default_rng(0).integers(0, 50, (count, TOKENS + 1)).tolist()
+    documents = [Document(row, split=split) for split in ("train", "validation") for row in rows]
+    write_folder(folder, [("corpus", documents)], sequence_length=TOKENS, vocab_size=50)
+
+
+def kill(base: Path) -> None:
+    """Runs lose what they trained since the checkpoint before their last, as by a kill before that is committed."""
+    for name in CASES:
+        shutil.rmtree(committed(base / name / CHECKPOINTS)[-1])
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """The same runs by one worker, by one with larger micro batches, and by 1, 2 and 4 one after the other."""
-    base = tmp_path_factory.mktemp("masked_lm")
+    """The same runs by one worker, by one with larger micro batches, by 1, 2 and 4 one after the other, and killed."""
+    base = tmp_path_factory.mktemp("tasks")
+    write_text(base / "data" / "text", 60)
     write_pairs(base / "data" / "sentences", texts(60))
     for kind in TASKS:
         write_examples(base / "data" / kind, kind, 60)
     write_images(base / "data" / "images", 60)
     ways = {"one": [(1, 6, 1)], "larger": [(1, 6, 4)], "resized": [(1, 2, 2), (2, 4, 2), (4, 6, 2)]}
+    ways["killed"] = [(1, 3, 1), (1, 6, 1)]
     for way, legs in ways.items():
         (base / way).mkdir()
         for workers, stop, micro_batch in legs:
             together(workers, leg, base / "data", base / way, stop, micro_batch)
+            if way == "killed" and stop == 3:
+                kill(base / way)
     return {way: base / way for way in ways}
 
 
@@ -143,6 +165,16 @@ def test_losses_and_weights_are_those_of_one_worker(runs, case: str, way: str) -
     assert figures[1] == [pytest.approx(one, rel=TOLERANCES.get(case, FLOAT64)) for one in figures[0]]
     weights = [weights_of(CASES[case], runs[one] / case) for one in ("one", way)]
     assert_same(*weights, tolerance=TOLERANCES.get(case, FLOAT64))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_killed_run_that_goes_on_is_an_uninterrupted_one_bit_for_bit(runs, case: str) -> None:
+    whole, killed = (runs[way] / case for way in ("one", "killed"))
+    for key in ("step", "loss", "grad_norm", "val_loss", "val_figures"):
+        assert [row[key] for row in read_steps(killed)] == [row[key] for row in read_steps(whole)]
+    assert_same(*(weights_of(CASES[case], run) for run in (whole, killed)))
+    assert read_ledger(killed) == read_ledger(whole)
+    assert step_name(2) in [path.name for path in committed(killed / CHECKPOINTS)]
 
 
 def weights_of(config: ExperimentConfig, run: Path) -> dict[str, torch.Tensor]:
@@ -214,7 +246,7 @@ def test_each_sample_is_trained_on_once_by_one_worker(runs, case: str) -> None:
         for row in read_ledger(folder / case):
             by_step.setdefault(way, {}).setdefault(row["step"], []).extend(row["sample_ids"])
     orders = [{step: sorted(ids) for step, ids in found.items()} for found in by_step.values()]
-    assert orders[0] == orders[1] == orders[2]
+    assert all(order == orders[0] for order in orders)
     assert all(len(set(ids)) == 8 for ids in orders[0].values())
 
 

@@ -117,6 +117,8 @@ class BertConfig(LanguageModelConfig):
     kind: Literal["bert"] = "bert"
     norm: Literal["post", "pre"] = "post"
     """Where a layer normalizes: after it has added to its input, as BERT, or before it reads it, as Megatron-LM."""
+    new_head: bool = False
+    """With `init_from`, whether a classifier begins with a random head, whatever that of the trained model is."""
 
     def __post_init__(self) -> None:
         super(BertConfig, self).__post_init__()

@@ -210,6 +210,8 @@ class EvaluateConfig:
     """A folder of documents as TASK/SPLIT.jsonl, in the place of what tasks name on the hub."""
     include: str | None = None
     """A folder of task files."""
+    log_samples: bool = False
+    """Write down each request of the tasks, and what came of it, beside their figures."""
     task_cpus: int = 0
     """Cores that Ray books for the evaluation of tasks, which waits for them. With 0 it waits for nothing, and gets the
     time that workers leave idle."""

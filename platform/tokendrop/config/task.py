@@ -30,6 +30,11 @@ class TaskConfig(ABC):
         """Of labelled examples, those that are read; the label is the last."""
         return ()
 
+    @property
+    def outputs(self) -> int | None:
+        """Numbers that the model's head gives for a sample, where the task says how many."""
+        return None
+
     kind: str
     """The task's name, or where the user's own class is."""
 
@@ -109,6 +114,11 @@ class MaskedLm(_BuiltInTask):
 
     kind: Literal["masked_lm"] = "masked_lm"
 
+    def check(self, config: Any) -> None:
+        super(MaskedLm, self).check(config)
+        if getattr(config.model, "new_head", False):
+            raise ValueError("model.new_head: want a task that classifies, not 'masked_lm'")
+
     def head_tokens(self, config: Any) -> int | None:
         return config.data.pairs.most_labels(config.model.sequence_length)
 
@@ -176,6 +186,10 @@ class TextClassification(_BuiltInTask):
     @property
     def columns(self) -> tuple[str, ...]:
         return *self.texts, *self.choices, self.label
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.choices else len(self.labels) or 1
 
     def check(self, config: Any) -> None:
         super(TextClassification, self).check(config)

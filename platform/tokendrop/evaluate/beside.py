@@ -26,6 +26,7 @@ def evaluation_of(config: EvaluateConfig) -> Evaluation:
         include=Path(config.include) if config.include else None,
         task_data=Path(config.task_data) if config.task_data else None,
         limit=config.limit,
+        log_samples=config.log_samples,
         validates=False,
     )
 

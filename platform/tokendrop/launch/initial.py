@@ -61,7 +61,7 @@ def with_initial(config: ExperimentConfig) -> ExperimentConfig:
     if model.init_from is None:
         return config
     source = find_initial(model.init_from, model.kind)
-    check_sizes(model, source)
+    check_sizes(model, source, outputs=config.task.outputs)
     tokenizer = data.tokenizer or source.tokenizer
     if tokenizer is None and config.task.reads != "images":
         raise UserError(f"data.tokenizer: want a tokenizer; {source.place} has none of its own (tokenizer.json)")

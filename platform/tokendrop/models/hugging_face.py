@@ -15,6 +15,8 @@ from tokendrop.errors import UserError, first_line
 from tokendrop.models import pretrained, pretrained_bert
 
 _FAMILIES = {"gpt2": pretrained, "bert": pretrained_bert, "megatron-bert": pretrained_bert}
+_LABELS, _CHOICES = "ForSequenceClassification", "ForMultipleChoice"
+"""How names of classes end whose heads classify."""
 
 
 class HuggingFaceWeights:
@@ -59,13 +61,15 @@ class HuggingFaceWeights:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """Keys of `model` in a job, and their values there.
+        """Keys of `model` in a job, and their values there; of one that classifies `classes` too.
 
         Raises:
             UserError: the model has something that ours have not.
         """
+        heads = {_LABELS: self.config.num_labels, _CHOICES: 1}
+        classes = next((heads[name] for one in self._architectures for name in heads if one.endswith(name)), None)
         try:
-            return self._family.sizes_of(self.config)
+            return self._family.sizes_of(self.config) | ({} if classes is None else {"classes": classes})
         except ValueError as error:
             raise UserError(f"model.init_from: {self.place}: {error}") from None
 
@@ -91,7 +95,11 @@ class HuggingFaceWeights:
 
     def _class(self) -> Any:
         """That of a classifier, by which it was saved; else the one with the heads of pretraining."""
-        for name in self.config.architectures or ():
-            if name.endswith(("ForSequenceClassification", "ForMultipleChoice")):
+        for name in self._architectures:
+            if name.endswith((_LABELS, _CHOICES)):
                 return getattr(transformers, name, AutoModelForPreTraining)
         return AutoModelForPreTraining
+
+    @property
+    def _architectures(self) -> list[str]:
+        return self.config.architectures or []

@@ -1,5 +1,6 @@
 """timm's vision transformers with the same function as our ViT, and the way back: parameters have the same names."""
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,6 +107,8 @@ def _read_file(place: str) -> tuple[Mapping[str, Tensor], int | None]:
 
 
 def _read_model(place: str) -> tuple[Mapping[str, Tensor], int | None]:
+    if other := _type_of_another_family(Path(place)):
+        raise UserError(f"model.init_from: {place} is of the type {other}; want a ViT of timm")
     name = f"local-dir:{place}" if Path(place).is_dir() else f"hf-hub:{place}" if "/" in place else place
     model: Any = timm.create_model(name, pretrained=True)
     layers: Any = model.blocks if isinstance(model, VisionTransformer) else None
@@ -115,6 +118,16 @@ def _read_model(place: str) -> tuple[Mapping[str, Tensor], int | None]:
             " ViT-B/16 of timm"
         )
     return model.state_dict(), layers[0].attn.num_heads
+
+
+def _type_of_another_family(folder: Path) -> str | None:
+    """The `model_type` of a folder of Hugging Face's; None of one of timm, which has an `architecture`."""
+    try:
+        settings = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):  # none, or none that can be read: timm says so
+        return None
+    is_theirs = isinstance(settings, dict) and "architecture" not in settings
+    return settings.get("model_type") if is_theirs else None
 
 
 def _computes_as_ours(model: Any, layer: Any) -> bool:

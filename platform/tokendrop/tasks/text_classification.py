@@ -22,12 +22,13 @@ from tokendrop.train.task import Loss
 class TextClassificationTask:
     """`Task` of a BERT with a head for examples; a sample is an example."""
 
-    may_be_new, are_new = ("pooler.", "classifier."), ()
+    may_be_new = "pooler.", "classifier."
 
     def __init__(self, config: ExperimentConfig) -> None:
         assert isinstance(config.model, BertConfig)
         assert isinstance(config.task, TextClassification)
         self.config, self.model_config, self.form = config, config.model, config.task
+        self.are_new = ("classifier.",) if config.model.new_head else ()
 
     @property
     def choices(self) -> int:
@@ -35,10 +36,8 @@ class TextClassificationTask:
         return len(self.form.labels) if self.form.choices else 1
 
     def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> BertClassifier:
-        outputs = 1 if self.form.choices else len(self.form.labels) or 1
-        return build_classifier(
-            self.model_config, outputs=outputs, seed=seed, activation_checkpointing=activation_checkpointing
-        )
+        how = {"seed": seed, "activation_checkpointing": activation_checkpointing}
+        return build_classifier(self.model_config, outputs=self.form.outputs, **how)
 
     def layers(self, model: nn.Module) -> nn.ModuleList:
         return _classifier(model).blocks

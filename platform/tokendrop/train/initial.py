@@ -30,7 +30,11 @@ class InitialWeights(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, Any]:
-        """Keys of `model` in a job, and their values there; UserError where it has something that ours have not."""
+        """Keys of `model` in a job, and their values there, `classes` also of a BERT that classifies.
+
+        Raises:
+            UserError: it has something that ours have not.
+        """
         ...
 
     def weights(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -64,7 +68,9 @@ class CheckpointWeights:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        return {key: value for key, value in self._reader.meta["model"].items() if key not in _WHERE_FROM}
+        found = {key: value for key, value in self._reader.meta["model"].items() if key not in _WHERE_FROM}
+        head = self._reader.metadata.state_dict_metadata.get(_MODEL + "classifier.weight")
+        return found if head is None else {**found, "classes": head.size[0]}  # pyright: ignore[reportAttributeAccessIssue]
 
     def weights(self, names: Iterable[str]) -> dict[str, Tensor]:
         tensors = self._reader.metadata.state_dict_metadata
@@ -102,18 +108,28 @@ def find_initial(place: str, kind: str, group: Any = None) -> InitialWeights:
     return Weights(str(path) if path.exists() else place)
 
 
-def check_sizes(config: ModelConfig, source: InitialWeights) -> None:
-    """Raises UserError where a job's model is not the one that it is to begin with the weights of."""
+def check_sizes(config: ModelConfig, source: InitialWeights, *, outputs: int | None = None) -> None:
+    """Raises UserError where a job's model is not the one that it is to begin with the weights of.
+
+    Args:
+        outputs: of the head, where the job's task and not its model says how many.
+    """
     wanted = asdict(config)
     for key, value in sorted(source.sizes.items(), key=lambda one: one[0] != "kind"):
-        if key == "classes" and wanted.get("new_head"):
-            continue
-        is_length = key == "sequence_length"
-        if not (wanted[key] <= value if is_length else wanted.get(key) == value):
-            want = (
-                f"at most {value}" if is_length else f"{value}, or model.new_head=true" if key == "classes" else value
-            )
-            raise UserError(f"model.{key}: {source.place} has {value}, this job {wanted.get(key)}; want {want}")
+        where, want = f"model.{key}", str(value)
+        if key == "classes":
+            if "classes" not in wanted:
+                where = "task.labels"
+            has, want = wanted.get("classes", outputs), f"{value}, or model.new_head=true"
+            fits = has in (None, value) or wanted.get("new_head")
+        elif key == "sequence_length":
+            has, want = wanted[key], f"at most {value}"
+            fits = has <= value
+        else:
+            has = wanted.get(key)
+            fits = has == value
+        if not fits:
+            raise UserError(f"{where}: {source.place} has {value}, this job {has}; want {want}")
 
 
 @torch.no_grad()
