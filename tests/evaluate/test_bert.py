@@ -15,6 +15,7 @@ from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.evaluate.export import export_checkpoint
 from tokendrop.evaluate.load import load_run
+from tokendrop.track.audit import audit
 from tokendrop.track.run_folder import open_run_folder, summarize
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 
@@ -91,6 +92,10 @@ def test_tasks_of_lm_eval_are_refused_in_a_sentence(run: Path, capsys) -> None:
 
 def test_a_run_says_its_task(run: Path) -> None:
     assert open_run_folder(run)[0].task.kind == "masked_lm"
+
+
+def test_its_ledger_has_each_sample_once(run: Path) -> None:
+    assert audit(run).is_clean
 
 
 def test_a_run_is_finetuned_on_examples_judged_and_exported(run: Path, job: Path, capsys) -> None:

@@ -15,6 +15,7 @@ from corpora import byte_tokenizer
 from runs import FLOAT64, losses
 from tokendrop.cli.main import main
 from tokendrop.data.shards.manifest import read_manifest
+from tokendrop.track.audit import audit
 from tokendrop.track.journal import read_ledger
 from tokendrop.track.run_folder import open_run_folder
 
@@ -83,6 +84,7 @@ def test_its_length_is_that_of_the_epochs_and_each_sample_comes_once_in_each(run
     epochs = Counter(sample >> 36 for sample in trained)
     assert [epochs[number] for number in range(3)] == [rows] * 3
     assert max(Counter(trained).values()) == 1
+    assert audit(run).is_clean
 
 
 def test_it_begins_with_the_weights_and_learns(run: Path, folder: Path) -> None:

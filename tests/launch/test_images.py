@@ -23,6 +23,7 @@ from tokendrop.data.read.row_reader import Rows
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.evaluate.load import load_run
+from tokendrop.track.audit import audit
 from tokendrop.track.journal import read_ledger
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -87,6 +88,7 @@ def test_each_epoch_has_each_image_once_and_held_out_ones_are_judged(run: Path, 
     counts = Counter(sample for row in read_ledger(run) for sample in row["sample_ids"])
     assert len(counts) == 8 * steps  # ids tell epochs apart
     assert Counter(sample % 2**36 for sample in counts).keys() == set(range(COUNT))
+    assert audit(run).is_clean
     main(["evaluate", str(run), "--json"])
     found = json.loads(capsys.readouterr().out)["validation"]
     assert found["rows"] == 13
@@ -125,6 +127,7 @@ def test_a_run_that_goes_on_at_another_world_size_is_the_one_that_was_not_stoppe
         ]
     )
     np.testing.assert_allclose(losses(folder / "runs" / "resumed"), losses(run), rtol=FLOAT64)
+    assert audit(folder / "runs" / "resumed").is_clean
 
 
 def test_an_exported_model_is_timms_and_another_job_begins_with_it(folder: Path, run: Path, tmp_path: Path) -> None:
