@@ -11,32 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corpora import tiny_job
+from sweeps import DROPS, trials_of, write_sweep
 from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.schedule.duration import Duration
 from tokendrop.study.budget import cost_of, within
 from tokendrop.study.identity import WHERE, run_name, settings_of
-from tokendrop.study.sweep import load_sweep
-from tokendrop.study.trials import Trial, expand
 
 ROOT = Path(__file__).parents[2]
-AXES = {"train.peak_lr": [1e-3, 2e-3], "model.layers": [2, 3]}
-DROPS = {"method": "random_ltd", "full_length_layers": "first", "schedule": {"kind": "constant", "kept": 16}}
-
-
-def write_sweep(folder: Path, **keys: Any) -> Path:
-    """A sweep over a tiny job, whose corpus is never read."""
-    if not (folder / "job.yaml").exists():
-        tiny_job(folder, ["python"])
-    path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump({"base": "job.yaml", "name": "tiny", "axes": AXES, **keys}, sort_keys=False))
-    return path
-
-
-def trials_of(path: Path) -> list[Trial]:
-    return expand(load_sweep(path), path)
-
-
 # --- the trials ---
 
 

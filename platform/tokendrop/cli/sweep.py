@@ -46,6 +46,9 @@ def run(options: argparse.Namespace) -> Outcome:
     from tokendrop.study.trials import expand
 
     sweep = load_sweep(options.sweep)
+    for library in sweep.libraries:
+        if find_spec(library) is None:
+            raise UserError(f"sweep: {library} is not installed; pip install 'tokendrop[study]'")
     if sweep.searcher is None:
         maker, trials = None, expand(sweep, options.sweep, options.overrides, many=options.yes)
     else:
@@ -67,12 +70,10 @@ def searched(sweep: "SweepConfig", options: argparse.Namespace) -> "TrialMaker":
     """What makes the trials that a searcher chooses.
 
     Raises:
-        UserError: its library is missing, or the base job is wrong.
+        UserError: the base job is wrong, or there are too many trials.
     """
     from tokendrop.study.trials import TrialMaker, check_count
 
-    if find_spec("optuna") is None:
-        raise UserError("searcher: optuna is not installed; pip install 'tokendrop[study]'")
     check_count(sweep, options.sweep, many=options.yes)
     return TrialMaker(sweep, options.sweep, options.overrides)
 

@@ -11,6 +11,7 @@ from tokendrop.config.load import build
 from tokendrop.errors import UserError
 from tokendrop.study.axes import Axis, Grid
 from tokendrop.study.budget import Budget
+from tokendrop.study.claim import Claim
 from tokendrop.study.identity import says_only_where
 from tokendrop.study.stopping import EarlyStopping
 
@@ -69,6 +70,8 @@ class SweepConfig:
     """What ends trials early; every trial comes to its end when left out."""
     budget: Budget | None = None
     """What each run may consume, the same for all arms; each trains as long as its job says when left out."""
+    claim: Claim | None = None
+    """What the sweep is to show; its end says whether it did."""
     most_at_once: int | None = None
     """Trials at the same time; as many as there is room for when left out."""
 
@@ -97,6 +100,10 @@ class SweepConfig:
             raise ValueError("axes: a searcher wants at least one key with its values")
         if self.searcher is not None and self.budget is not None and len(self.budget.amounts) > 1:
             raise ValueError("budget.amounts: a searcher compares arms within one budget; want one amount, or none")
+        if self.claim is not None and (self.searcher is not None or self.scheduler is not None):
+            raise ValueError("claim: wants all seeds of its arms to their end; leave out searcher and scheduler")
+        if self.claim is not None and (self.seeds if isinstance(self.seeds, int) else len(self.seeds)) < 2:
+            raise ValueError("seeds: a claim wants an interval, and so two of them or more")
         if self.scheduler is not None and self.metric in _COSTS:
             raise ValueError(f"scheduler: wants a metric of validation, such as val_loss, got {self.metric}")
 
@@ -136,6 +143,12 @@ class SweepConfig:
     def given(self) -> tuple[str, ...]:
         """Keys of a job, beside the axes, that a sweep gives its trials."""
         return ("seed", "name", "run", *([_LENGTH] if self.budget else []))
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """What has to be installed beside the platform."""
+        fits = self.claim is not None or (self.budget is not None and len(self.budget.amounts) > 1)
+        return (*(["optuna"] if self.searcher else []), *(["scipy"] if fits else []))
 
     @property
     def most_trials(self) -> int:

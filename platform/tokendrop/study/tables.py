@@ -12,6 +12,7 @@ from tokendrop.study.frontier import Frontier, frontiers
 from tokendrop.study.progress import Progress
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trials import Trial, point_text, value_text
+from tokendrop.study.verdict import Verdict, judged
 
 _MOST_ROWS = 60
 
@@ -132,6 +133,7 @@ def result_of(
             }
             for trial in trials
         ],
+        "verdict": asdict(said) if (said := _verdict(sweep, progress)) else None,
         "frontiers": [
             {**asdict(one), "point": dict(one.point)} for one in (frontiers(arms) if _has_budgets(sweep) else [])
         ],
@@ -166,7 +168,7 @@ def result_text(
     text = table(header, _some(rows))
     if best is not None and len(arms) > 1:
         text += f"\n\nbest: arm {arms.index(best) + 1}, by the {sweep.aggregate} of {sweep.metric} over its seeds"
-    text += _frontier_text(sweep, arms)
+    text += _frontier_text(sweep, arms) + _verdict_text(sweep, progress)
     if progress.stopped:
         text += f"\nstopped early: {len(progress.stopped)} trials; their arms are not compared"
     for run, reason in progress.failures.items():
@@ -215,3 +217,24 @@ def _law_text(one: Frontier, metric: str, measure: str) -> str:
     law = one.law
     fitted = f"{metric} = {law.factor:.4g} x {measure}^{law.exponent:.3f}"
     return f"{name}: {fitted}, exponent {law.low:.3f} to {law.high:.3f} (95%)"
+
+
+def _verdict(sweep: SweepConfig, progress: Progress) -> Verdict | None:
+    if sweep.claim is None:
+        return None
+    trials, lower = [*progress.trials.values()], sweep.lower_is_better
+    return judged(sweep.claim, trials, progress.summaries, sweep.metric, lower=lower)
+
+
+def _verdict_text(sweep: SweepConfig, progress: Progress) -> str:
+    if (claim := sweep.claim) is None:
+        return ""
+    said, text = _verdict(sweep, progress), f"\n\nclaim: {claim.text}" if claim.text else "\n"
+    if said is None:
+        return f"{text}\nverdict: open, for want of two seeds of both arms"
+    found = f"{said.answer}; worse by {said.mean:.4g} of {sweep.metric} (95%: {said.low:.4g} to {said.high:.4g},"
+    text += f"\nverdict: {found} {said.seeds} seeds in pairs), margin {claim.margin:g}"
+    if said.answer == "undecided":
+        more = f"some {said.seeds_to_decide:,}" if said.seeds_to_decide else "no number of"
+        text += f"; {more} seeds would decide, if they go on like this"
+    return text

@@ -88,7 +88,27 @@ def expand(sweep: SweepConfig, path: Path, overrides: Sequence[str] = (), *, man
     made = TrialMaker(sweep, path, overrides)
     points = [point for sample in range(sweep.samples) for point in _points(sweep, made.tree, sample)]
     arms = [arm for point in points for arm in made.arms(point)]
-    return _different([trial for seed in zip(*arms, strict=True) for trial in seed], path, drawn=sweep.draws)
+    trials = _different([trial for seed in zip(*arms, strict=True) for trial in seed], path, drawn=sweep.draws)
+    if sweep.claim is not None:
+        trials_with(trials, sweep.claim.arm, "arm")
+        trials_with(trials, sweep.claim.against, "against")
+    return trials
+
+
+def trials_with(trials: Sequence[Trial], keys: Mapping[str, object], name: str) -> list[Trial]:
+    """The trials of the one arm whose jobs have these values, seed by seed.
+
+    Args:
+        name: of the key of the claim, for what is said.
+    Raises:
+        UserError: there is none, or there are several.
+    """
+    found = [trial for trial in trials if all(trial.settings.get(key) == str(value) for key, value in keys.items())]
+    arms = len({repr(trial.point) for trial in found})
+    if arms != 1:
+        said = ", ".join(f"{key}: {value}" for key, value in keys.items())
+        raise UserError(f"claim.{name}: {arms} arms of the sweep have {said}; want keys that one arm has")
+    return found
 
 
 class TrialMaker:
