@@ -115,19 +115,18 @@ def test_a_folder_of_a_class_each_is_the_same_data_in_another_order(folder: Path
     assert read_manifest(found).header.files[1:] == (f"{folder / 'train'}/ part 1 of 1",)
 
 
-def test_a_run_that_goes_on_at_another_world_size_is_the_one_that_was_not_stopped(folder: Path, run: Path) -> None:
-    job = write_job(folder, "resumed")
-    main(
-        [
-            "train",
-            str(job),
-            "train.length=3 epochs",
-            "scaling.mode=fit_per_segment",
-            "scaling.segments=[{from: 0%, workers: 1}, {from: 50%, workers: 2}]",
-        ]
-    )
-    np.testing.assert_allclose(losses(folder / "runs" / "resumed"), losses(run), rtol=FLOAT64)
-    assert audit(folder / "runs" / "resumed").is_clean
+@pytest.mark.parametrize(
+    "mode", ["fit_per_segment", pytest.param("schedule", marks=[pytest.mark.long, pytest.mark.schedule])]
+)
+def test_a_run_that_goes_on_at_another_world_size_is_the_one_that_was_not_stopped(
+    folder: Path, run: Path, mode: str
+) -> None:
+    job = write_job(folder, f"resumed-{mode}")
+    segments = "scaling.segments=[{from: 0%, workers: 1}, {from: 50%, workers: 2}]"
+    main(["train", str(job), "train.length=3 epochs", f"scaling.mode={mode}", segments])
+    resumed = folder / "runs" / f"resumed-{mode}"
+    np.testing.assert_allclose(losses(resumed), losses(run), rtol=FLOAT64)
+    assert audit(resumed).is_clean
 
 
 def test_an_exported_model_is_timms_and_another_job_begins_with_it(folder: Path, run: Path, tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from recorded import loss_of, record
 from tokendrop.cli.main import main
+from tokendrop.config.run import SWEEP
 from tokendrop.report.arms import arms_of, difference, reference
 from tokendrop.report.charts import FIGURES, spec_of
 from tokendrop.report.curves import datasets, thinned
 from tokendrop.report.record import read_record, read_runs
 from tokendrop.track.journal import STEPS, note_start, read_steps
-from tokendrop.track.run_folder import JOB, summarize
+from tokendrop.track.run_folder import JOB, TRIALS, summarize
 
 SEEDS = (1, 2, 3)
 
@@ -74,6 +75,19 @@ def test_the_reference_is_the_arm_that_drops_nothing_and_paired_seeds_narrow_the
 def test_arms_of_one_name_are_told_apart_by_the_keys_that_differ(tmp_path: Path) -> None:
     runs = [record(tmp_path / "runs" / f"r{lr}", train__peak_lr=lr) for lr in (0.01, 0.02)]
     assert [arm.label for arm in arms_of(map(read_record, runs))] == ["tiny peak_lr=0.01", "tiny peak_lr=0.02"]
+
+
+def test_a_sweep_is_the_runs_of_its_trials_told_apart_by_what_it_varies(tmp_path: Path) -> None:
+    runs, track = tmp_path / "runs", {"uri": None, "tags": {SWEEP: "rates"}}
+    names = [f"trial-{number}" for number in range(4)]
+    for name, (rate, seed) in zip(names, [(1e-3, 1), (1e-3, 2), (2e-3, 1), (2e-3, 2)], strict=True):
+        record(runs / name, seed=seed, name=name, track=track, train__peak_lr=rate)
+    record(runs / "other", seed=1)
+    sweep = runs / "sweeps" / "rates"
+    sweep.mkdir(parents=True)
+    (sweep / TRIALS).write_text(json.dumps({"sweep": "rates.yaml", "trials": {name: {} for name in [*names, "later"]}}))
+    steps = data_of(page_of(sweep))["training"]
+    assert {row["arm"] for row in steps} == {"rates peak_lr=0.001", "rates peak_lr=0.002"}
 
 
 def test_resizes_and_restarts_are_marked_where_they_were(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ _PAGE = "report.html"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Runs, and what is made of them."""
-    parser.add_argument("runs", type=path, nargs="+", metavar="RUN", help="run folder, or a folder of run folders")
+    help = "run folder, a folder of them, or the folder of a sweep"
+    parser.add_argument("runs", type=path, nargs="+", metavar="RUN", help=help)
     parser.add_argument("--to", type=path, metavar="FILE", help=f"where it is written (default {_PAGE}, or NAME.svg)")
     parser.add_argument(
         "--figure",

@@ -66,8 +66,8 @@ def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Names of jobs; where two arms have the same, with the keys that tell them apart, and at last a number."""
     labels: list[str] = []
     for group in groups:
-        name = group[0].config.name
-        alike = [_keys(other[0]) for other in groups if other[0].config.name == name]
+        name = _name(group[0].config)
+        alike = [_keys(other[0]) for other in groups if _name(other[0].config) == name]
         own = _keys(group[0])
         differ = [key for key in own if any(other.get(key) != own[key] for other in alike)]
         said = " ".join([name, *(f"{key.rpartition('.')[2]}={_short(own[key])}" for key in differ)])
@@ -75,6 +75,11 @@ def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
         again = labels.count(said)
         labels.append(said if not again else f"{said} ({sum(one.startswith(said) for one in labels) + 1})")
     return labels
+
+
+def _name(config: ExperimentConfig) -> str:
+    """Of a job; of a trial, that of its sweep, for its own is a hash."""
+    return config.track.sweep or config.name
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,7 @@ from tokendrop.atomic import is_locked
 from tokendrop.errors import UserError
 from tokendrop.track.journal import METRICS, MetricsTail
 from tokendrop.track.mlflow import STATE
-from tokendrop.track.run_folder import JOB, PLAN
+from tokendrop.track.run_folder import JOB, PLAN, TRIALS
 
 State = Literal["running", "finished", "failed", "stopped", "damaged"]
 Tree = dict[str, Any]
@@ -46,13 +46,17 @@ class RunOverview:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Run folders: this one, or those in it and in the folders there, by name.
+    """Run folders: this one, those in it and in the folders there by name, or those of this sweep in its order.
 
     Raises:
         UserError: there is no such folder.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; want a run folder, or a folder of them")
+    trials = _json(folder / TRIALS)
+    if trials is not None and isinstance(trials.get("trials"), dict):
+        runs = [folder.absolute().parent.parent / name for name in trials["trials"]]
+        return [run for run in runs if (run / JOB).is_file()]
     return sorted(_runs_in(folder, _BELOW))
 
 

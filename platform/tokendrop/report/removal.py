@@ -11,11 +11,10 @@ from tokendrop.atomic import LOCK, exclusive_lock, is_locked
 from tokendrop.data.shards.format import MANIFEST, SHARDS
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.report.listing import job_tree, some_runs
-from tokendrop.track.run_folder import DATA, JOB
+from tokendrop.track.run_folder import DATA, JOB, SWEEPS
 from tokendrop.train.checkpoint_index import CHECKPOINTS, kept_by_nobody
 from tokendrop.train.sealed import read_sealed_text
 
-_SWEEPS = "sweeps"
 _LAST = (JOB, DATA, LOCK)  # of a run folder: as long as they are there, a removal that was broken off can be done again
 _NEVER = {MANIFEST: "token shards are in it", SHARDS: "token shards are in it", JOB: "another run folder is in it"}
 
@@ -42,7 +41,7 @@ def stored_runs(folder: Path) -> list[StoredRun]:
     Raises:
         UserError: there is no such folder, or no run in it.
     """
-    return [_stored(run, folder) for run in some_runs(folder) if _SWEEPS not in run.relative_to(folder).parts]
+    return [_stored(run, folder) for run in some_runs(folder) if SWEEPS not in run.relative_to(folder).parts]
 
 
 def outdated(runs: Sequence[StoredRun], *, keep_last: int = 0, older_s: float = 0.0, now: float) -> list[StoredRun]:

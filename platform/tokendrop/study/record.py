@@ -14,10 +14,10 @@ from tokendrop.errors import UserError
 from tokendrop.study.identity import settings_of
 from tokendrop.study.trials import Trial
 from tokendrop.track.mlflow import MlflowMirror
-from tokendrop.track.run_folder import DATA, JOB, begun_run, open_run_folder, summarize
+from tokendrop.track.run_folder import DATA, JOB, SWEEPS, TRIALS, begun_run, open_run_folder, summarize
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 
-SWEEPS, TRIALS, FAILED, STOPPED, CHOSEN = "sweeps", "trials.json", "failed", "stopped", "chosen.json"
+FAILED, STOPPED, CHOSEN = "failed", "stopped", "chosen.json"
 
 
 class SweepRecord:

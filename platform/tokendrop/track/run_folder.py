@@ -23,6 +23,8 @@ from tokendrop.train.checkpoint_index import read_meta
 from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
 
 JOB, PLAN, ENVIRONMENT, DATA = "job.yaml", "plan.json", "environment.json", "data.txt"
+SWEEPS, TRIALS = "sweeps", "trials.json"
+"""A sweep leaves a folder SWEEPS/NAME beside its runs, in which TRIALS names them."""
 
 
 def create_run_folder(config: ExperimentConfig) -> Path:
