@@ -22,16 +22,17 @@ SAME |= {"progress/step": "steps", "events/restarts": "restarts", "events/resize
 
 
 def test_a_run_is_exported_with_what_it_came_to(tmp_path: Path) -> None:
-    result = run_training(config_of(write_job(tmp_path), "run=short", "track.ranks=false"))
-    key, deadline = (f"{OURS}progress_step", (("run", "short"), ("sweep", ""))), time.monotonic() + 3 * INTERVAL_S
-    while (found := exported(run="short")).get(key) != result["steps"] and time.monotonic() < deadline:
-        time.sleep(0.5)
+    with watching(job_name="tiny") as prepared:
+        result = run_training(config_of(write_job(tmp_path), "run=short", "track.ranks=false"))
+        key, deadline = (f"{OURS}progress_step", (("run", "short"), ("sweep", ""))), time.monotonic() + 3 * INTERVAL_S
+        while (found := exported(run="short")).get(key) != result["steps"] and time.monotonic() < deadline:
+            time.sleep(0.5)
     values = {name: value for (name, tags), value in found.items() if "part" not in dict(tags)}
     assert {name: values[f"ray_{legal_name(name)}"] for name in SAME} == pytest.approx(
         {name: result[key] for name, key in SAME.items()}
     )
     assert len(found) == len(values) <= MOST_SERIES
-    assert any(name.startswith(f"{OURS}prepare_") for name, _ in exported(job_name="tiny"))
+    assert any(name.startswith(f"{OURS}prepare_") for name, _ in prepared)
 
 
 @pytest.mark.long
@@ -55,7 +56,7 @@ def test_the_trials_of_a_sweep_have_its_name_and_it_tells_how_far_it_is(tmp_path
         main(["sweep", str(sweep), "--json"])
         time.sleep(2 * INTERVAL_S)
     states = {dict(tags)["state"]: value for (name, tags), value in seen.items() if name == f"{OURS}sweep_trials"}
-    assert states == {"finished": 2, "failed": 0, "running": 0, "to train": 0}
+    assert states == {"finished": 2, "failed": 0, "stopped early": 0, "running": 0, "to train": 0}
     assert [dict(tags)["metric"] for name, tags in seen if name == f"{OURS}sweep_best"] == ["val_loss"]
     runs = {dict(tags)["run"] for name, tags in seen if name == f"{OURS}progress_step"}
     assert len(runs) == 2

@@ -82,7 +82,7 @@ def test_later_arms_are_nearer_to_the_best_than_those_that_are_drawn(tmp_path):
     axes = {"train.peak_lr": AXES["train.peak_lr"]}
     trials = Sweep(tmp_path, axes=axes, searcher={"arms": 40, "startup": 10}).train(by_rate)
     losses = [by_rate(one)[SUMMARY]["val_loss"] for one in trials]
-    assert median(losses[20:]) < 0.5 * median(losses[:10])
+    assert median(losses[20:]) < 0.75 * median(losses[:10])
 
 
 @pytest.mark.parametrize("trained", [0, 1, 5, 12, 24])
