@@ -96,7 +96,7 @@ def test_its_commands_over_runs_show_a_recorded_one(
     shown = capsys.readouterr().out
     if "--to" in words:
         shown = (tmp_path / words[words.index("--to") + 1]).read_text()
-    assert ("none of the 1 runs" if words[:2] == ["runs", "clean"] else "recorded") in shown
+    assert ("nothing to remove" if words[:2] == ["runs", "clean"] else "recorded") in shown
 
 
 def test_it_has_the_job_that_any_cluster_runs() -> None:

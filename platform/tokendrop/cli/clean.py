@@ -112,7 +112,7 @@ def text_of(result: dict[str, Any], gone: Sequence["StoredRun"], now: float) -> 
     parts += ["\n".join(f"left     {one['run']}: {one['why']}" for one in result["left"])] if result["left"] else []
     those, size = f"{len(rows)} of {result['among']} runs in {folder}", f"{count(result['bytes'])}B"
     if not rows:
-        parts.append(f"none of the {result['among']} runs in {folder} goes")
+        parts.append(f"nothing to remove: no run in {folder} is old enough, of {result['among']}")
     elif result["removed"]:
         parts.append(f"removed {those}, {size}")
     else:

@@ -12,8 +12,8 @@ from tokendrop.errors import UserError
 from tokendrop.study.axes import Axis, Grid
 from tokendrop.study.budget import Budget
 from tokendrop.study.claim import Claim
+from tokendrop.study.early_stopping import EarlyStopping
 from tokendrop.study.identity import says_only_where
-from tokendrop.study.stopping import EarlyStopping
 
 _MOST_SEEDS, _MOST_SAMPLES = 1000, 100_000
 _OF_VALIDATION = "val_"

@@ -14,8 +14,8 @@ from tokendrop.errors import UserError
 from tokendrop.launch.room import count_places, resources_of
 from tokendrop.launch.stopping import run_until_stopped
 from tokendrop.launch.trainer import needs_ray_train
+from tokendrop.study.early_stopping import scheduler_for
 from tokendrop.study.progress import Progress
-from tokendrop.study.stopping import scheduler_for
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trainable import RUN, Jobs, TrialRun
 from tokendrop.study.trials import Trial, TrialMaker
