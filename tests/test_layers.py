@@ -99,7 +99,7 @@ FOREIGN = {
     "launch/memory.py": {"psutil"},
     "launch/preflight.py": {"pathspec"},
     "output": {"rich"},
-    "study": {"optuna", "ray", "scipy"},
+    "study": {"optuna", "pyarrow", "ray", "scipy"},
     "cli/completion.py": {"shtab"},
     "cli/evaluate.py": {"ray"},
     "cli/prepare.py": {"ray"},

@@ -19,7 +19,8 @@ from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.scaling import Estimate, estimate
 
 JOBS = Path(__file__).parents[2] / "jobs"
-EVERY_JOB = sorted({*JOBS.rglob("*.yaml")} - {*(JOBS / "sweeps").iterdir()})
+NO_JOBS = {*(JOBS / "sweeps").iterdir(), *(JOBS / "studies").iterdir()}
+EVERY_JOB = sorted({*JOBS.rglob("*.yaml")} - NO_JOBS)
 QUICKSTART = JOBS / "pretrain" / "quickstart.yaml"
 
 

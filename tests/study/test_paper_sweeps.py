@@ -22,10 +22,23 @@ SAVED = {
     "paper_bert_ablation": [0, 14.1, 22.3, 0, 14.1, 22.3, 22.3],  # as here
     "paper_gpt3_1.3b_budgets_baseline": [0] * 5,  # none
     "paper_gpt3_1.3b_budgets_ltd": [30.3] * 3,  # 1/3
+    "paper_gpt3_1.3b_equal_layer_tokens": [0, 30.3],  # 1/3
+    "paper_gpt3_1.3b_two_thirds": [0, 30.3],  # 1/3
+    "paper_gpt3_1.3b": [0, 30.3],  # 33.3
+    "paper_gpt3_350m": [0, 30.3],  # 33.3
+    "paper_gpt3_350m_lr_clock": [30.3, 30.3],  # none
+    "paper_bert_large": [0, 26.2, 31.1],  # as here
+    "paper_bert_special_tokens": [22.3, 22.3],  # 22.2
+    "paper_bert_lr_clock": [14.1, 14.1],  # as here
+    "paper_vit_imagenet": [0, 22.3],  # as here
+    "paper_vit_cifar10": [0, 30.9],  # as here
+    "paper_vit_cifar100": [0, 30.9],  # as here
 }
 BUDGETS = {  # billions of layer tokens, and of tokens
     "paper_gpt3_1.3b_budgets_baseline": [(2880, 120), (4320, 180), (5760, 240), (7200, 300), (8640, 360)],
     "paper_gpt3_1.3b_budgets_ltd": [(2880, 172), (4800, 287), (5760, 344)],
+    "paper_gpt3_1.3b_equal_layer_tokens": [(2880, 120), (2880, 172)],
+    "paper_gpt3_1.3b_two_thirds": [(7200, 300), (4799, 287)],
 }
 
 

@@ -40,27 +40,43 @@ def run(options: argparse.Namespace) -> Outcome:
     for text in options.overrides:
         if "=" not in text:
             raise UserError(f"sweep: want key=value after the sweep file, got {text!r}")
-    from tokendrop.study.arms import arms_of
     from tokendrop.study.sweep import load_sweep
-    from tokendrop.study.tables import dry_result, dry_text, result_of, result_text
     from tokendrop.study.trials import expand
 
     sweep = load_sweep(options.sweep)
-    for library in sweep.libraries:
-        if find_spec(library) is None:
-            raise UserError(f"sweep: {library} is not installed; pip install 'tokendrop[study]'")
+    require_libraries(sweep)
     if sweep.searcher is None:
         maker, trials = None, expand(sweep, options.sweep, options.overrides, many=options.yes)
     else:
         maker, trials = searched(sweep, options), []
     if options.dry_run:
-        shown = trials if maker is None else [maker.base_trial()]
-        return Outcome(dry_result(sweep, shown), dry_text(sweep, shown))
-    progress = trained(sweep, trials, maker, options)
-    ended = [*progress.trials.values()]
-    arms = arms_of(sweep, ended, progress.summaries)
+        return planned(sweep, trials if maker is None else [maker.base_trial()])
+    return ended(trained(sweep, trials, maker, file=options.sweep, retry_failed=options.retry_failed))
+
+
+def require_libraries(sweep: "SweepConfig") -> None:
+    """Raises UserError where a library that the sweep needs is not installed."""
+    for library in sweep.libraries:
+        if find_spec(library) is None:
+            raise UserError(f"sweep: {library} is not installed; pip install 'tokendrop[study]'")
+
+
+def planned(sweep: "SweepConfig", trials: Sequence["Trial"]) -> Outcome:
+    """The trials of a sweep that is not started."""
+    from tokendrop.study.tables import dry_result, dry_text
+
+    return Outcome(dry_result(sweep, trials), dry_text(sweep, trials))
+
+
+def ended(progress: "Progress") -> Outcome:
+    """What a sweep came to."""
+    from tokendrop.study.arms import arms_of
+    from tokendrop.study.tables import result_of, result_text
+
+    sweep, trials = progress.sweep, [*progress.trials.values()]
+    arms = arms_of(sweep, trials, progress.summaries)
     return Outcome(
-        result_of(sweep, ended, arms, progress),
+        result_of(sweep, trials, arms, progress),
         result_text(sweep, arms, progress),
         exit_code=1 if progress.failures else 0,
     )
@@ -79,7 +95,7 @@ def searched(sweep: "SweepConfig", options: argparse.Namespace) -> "TrialMaker":
 
 
 def trained(
-    sweep: "SweepConfig", trials: Sequence["Trial"], maker: "TrialMaker | None", options: argparse.Namespace
+    sweep: "SweepConfig", trials: Sequence["Trial"], maker: "TrialMaker | None", *, file: Path, retry_failed: bool
 ) -> "Progress":
     """What has become of the trials."""
     import ray
@@ -89,7 +105,7 @@ def trained(
 
     try:
         with stopping_in_time():
-            return run_sweep(sweep, trials, maker, path=options.sweep, retry_failed=options.retry_failed)
+            return run_sweep(sweep, trials, maker, path=file, retry_failed=retry_failed)
     except KeyboardInterrupt:
         ray.shutdown()
         raise

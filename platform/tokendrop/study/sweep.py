@@ -116,9 +116,9 @@ class SweepConfig:
             raise ValueError("axes: the seeds of runs are no axis; want seeds: [1, 2, 3]")
         if branch == "axes" and says_only_where(key):
             raise ValueError(f"axes: '{key}' says where a trial runs, not what it trains; want it in set")
-        if branch == "axes" and key in self.set:
+        if branch == "axes" and key in self.set and not self.axes[key].when:
             raise ValueError(f"axes: '{key}' is in set too; want it in one of them")
-        if key == _LENGTH and self.budget is not None:
+        if key == _LENGTH and self.budget is not None and (branch == "axes" or self.budget.amounts):
             raise ValueError(f"{branch}: the lengths of runs follow from budget; leave out one of them")
 
     def _check_counts(self) -> None:
@@ -142,7 +142,7 @@ class SweepConfig:
     @property
     def given(self) -> tuple[str, ...]:
         """Keys of a job, beside the axes, that a sweep gives its trials."""
-        return ("seed", "name", "run", *([_LENGTH] if self.budget else []))
+        return ("seed", "name", "run", *([_LENGTH] if self.budget and self.budget.amounts else []))
 
     @property
     def libraries(self) -> tuple[str, ...]:

@@ -103,12 +103,22 @@ def trials_with(trials: Sequence[Trial], keys: Mapping[str, object], name: str) 
     Raises:
         UserError: there is none, or there are several.
     """
-    found = [trial for trial in trials if all(trial.settings.get(key) == str(value) for key, value in keys.items())]
+    found = [trial for trial in trials if all(_is(trial.settings.get(key), value) for key, value in keys.items())]
     arms = len({repr(trial.point) for trial in found})
     if arms != 1:
         said = ", ".join(f"{key}: {value}" for key, value in keys.items())
         raise UserError(f"claim.{name}: {arms} arms of the sweep have {said}; want keys that one arm has")
     return found
+
+
+def _is(setting: str | None, value: object) -> bool:
+    """Whether a setting of a trial is a value of a sweep file, where 0 may stand for 0.0, and a tuple is a list."""
+    if setting is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(setting) == value
+        except ValueError:
+            return False
+    return setting == str(tuple(value) if isinstance(value, list) else value)
 
 
 class TrialMaker:
