@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from corpora import documents, write_corpus
 from tokendrop.cli.main import main
 
 pytestmark = pytest.mark.ray
@@ -16,10 +17,12 @@ SMALL = [name for name in OF_PYTHONS_TEXT if "small:" in (STUDIES / f"{name}.yam
 
 
 def smoke(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What `tokendrop reproduce NAME --smoke --json` prints."""
+    """What `tokendrop reproduce NAME --smoke --json` prints, of a narrow model and a small corpus."""
     capsys.readouterr()
-    overrides = [f"runs_folder={folder / 'runs'}", f"data.folder={folder / 'shards'}", "track.uri="]
-    main(["reproduce", name, "--studies", str(STUDIES), "--smoke", "--record", "--json", *overrides])
+    corpus = write_corpus(folder / "corpus.jsonl", documents(400))
+    places = [f"runs_folder={folder / 'runs'}", f"data.folder={folder / 'shards'}", "track.uri="]
+    small = [f"data.corpus=[{corpus}]", "data.tokenizer_vocab_size=300", "model.width=32", "model.heads=2"]
+    main(["reproduce", name, "--studies", str(STUDIES), "--smoke", "--record", "--json", *places, *small])
     return json.loads(capsys.readouterr().out)
 
 
