@@ -24,6 +24,7 @@ from tokendrop.cli import (
     evaluate,
     export,
     generate,
+    imports,
     plan,
     prepare,
     profile,
@@ -43,6 +44,7 @@ from tokendrop.secrets import redact
 
 COMMANDS: tuple[Command | Group, ...] = (
     plan.COMMAND,
+    imports.GROUP,
     profile.COMMAND,
     prepare.COMMAND,
     train.COMMAND,
