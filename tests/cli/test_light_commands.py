@@ -36,6 +36,7 @@ GIVEN = {
     "profile": [JOB, "--out", "new.yaml"],
     "prepare": [JOB],
     "train": [JOB],
+    "fork": ["run", "--at", "1"],
     "watch": ["run"],
     "compare": [JOB, JOB],
     "bench evaluate": ["--task-data", "documents", "--tokenizer", "tokenizer.json"],
