@@ -31,11 +31,12 @@ for arguments in json.loads(sys.argv[1]):
 print(json.dumps(ended))
 """
 BEYOND = {"ray", "mlflow", "pyarrow", "tokenizers", "psutil", "rich", "shtab", "lm_eval", "transformers", "aiohttp"}
-CORE = {"plan", "bench step"}
+CORE = {"plan", "import deepspeed", "bench step"}
 GIVEN = {
     "profile": [JOB, "--out", "new.yaml"],
     "prepare": [JOB],
     "train": [JOB],
+    "fork": ["run", "--at", "1"],
     "watch": ["run"],
     "compare": [JOB, JOB],
     "bench evaluate": ["--task-data", "documents", "--tokenizer", "tokenizer.json"],

@@ -23,7 +23,9 @@ from tokendrop.cli import (
     data,
     evaluate,
     export,
+    fork,
     generate,
+    imports,
     plan,
     prepare,
     profile,
@@ -44,9 +46,11 @@ from tokendrop.secrets import redact
 
 COMMANDS: tuple[Command | Group, ...] = (
     plan.COMMAND,
+    imports.GROUP,
     profile.COMMAND,
     prepare.COMMAND,
     train.COMMAND,
+    fork.COMMAND,
     watch.COMMAND,
     compare.COMMAND,
     sweep.COMMAND,

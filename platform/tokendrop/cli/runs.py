@@ -53,6 +53,7 @@ def list_runs(options: argparse.Namespace) -> Outcome:
 def list_text(runs: Sequence[Mapping[str, Any]]) -> str:
     """A line a run."""
     header = ["run", "state", "step", "loss", "val loss", "layer tokens saved", "hours"]
+    has_forks = any(run["forked_from"] for run in runs)
     rows = [
         [
             Path(run["run"]).name,
@@ -62,10 +63,15 @@ def list_text(runs: Sequence[Mapping[str, Any]]) -> str:
             _shown(run["val_loss"], ".3f"),
             _shown(run["layer_token_saving"], ".1%"),
             _shown(run["hours"], ".2f"),
+            *([_origin(run)] if has_forks else []),
         ]
         for run in runs
     ]
-    return table(header, rows)
+    return table([*header, *(["forked from"] if has_forks else [])], rows)
+
+
+def _origin(run: Mapping[str, Any]) -> str:
+    return f"{Path(run['forked_from']).name}, step {run['forked_at']:,}" if run["forked_from"] else ""
 
 
 def _shown(value: float | None, how: str) -> str:
@@ -79,19 +85,23 @@ def show(options: argparse.Namespace) -> Outcome:
         UserError: it is no run folder.
     """
     from tokendrop.report.listing import job_tree, overview
+    from tokendrop.track.lineage import read_lineage
     from tokendrop.track.run_folder import open_run_folder
 
     open_run_folder(options.run_folder)
     glance, results = asdict(overview(options.run_folder)), _results(options.run_folder)
-    job = job_tree(options.run_folder)
+    job, lineage = job_tree(options.run_folder), read_lineage(options.run_folder)
+    changed = dict(lineage.changed) if lineage else {}
+    at_the_fork = {key: f"{was}, and {now} from there on" for key, (was, now) in changed.items()}
     text = "\n\n".join(
         [
             list_text([glance]),
+            *([_lines(at_the_fork)] if at_the_fork else []),
             _lines({key: value for key, value in results.items() if key not in ("run", "step_time_s")}),
             _lines(job),
         ]
     )
-    return Outcome({**glance, "results": results, "job": job}, text)
+    return Outcome({**glance, "changed": changed, "results": results, "job": job}, text)
 
 
 def _lines(values: Mapping[str, Any]) -> str:

@@ -26,6 +26,18 @@ def read_mapping(path: Path, what: str, *, keys: str) -> Tree:
     Raises:
         UserError: it can't be read, or is none.
     """
+    tree = parse(read_text(path, what), str(path))
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: want a mapping of keys such as {keys}, got {kind_of(tree)}")
+    return tree
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a small file that the user named; `what` is its kind, as messages call it.
+
+    Raises:
+        UserError: it can't be read.
+    """
     if reason := unusable_path(str(path)):
         raise UserError(f"{shown(path)}: can't read this {what} ({reason})")
     try:
@@ -34,15 +46,11 @@ def read_mapping(path: Path, what: str, *, keys: str) -> Tree:
             raise UserError(f"{path}: this is a folder; {_instead_of_folder(path, what)}")
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
             raise UserError(f"{path}: can't read this {what} (want a regular file of at most {_MOST_BYTES} bytes)")
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: a {what} must be UTF-8 text") from None
     except OSError as error:
         raise UserError(f"{path}: can't read this {what} ({error.strerror or error})") from None
-    tree = parse(text, str(path))
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: want a mapping of keys such as {keys}, got {kind_of(tree)}")
-    return tree
 
 
 def _instead_of_folder(path: Path, what: str) -> str:

@@ -52,13 +52,15 @@ def arms_of(runs: Iterable[RunRecord]) -> list[Arm]:
     """Runs by what they train, in the order in which they come."""
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(_trained(run.config), sort_keys=True, default=str), []).append(run)
+        groups.setdefault(json.dumps(_trained(run), sort_keys=True, default=str), []).append(run)
     return [Arm(label, group) for label, group in zip(_labels([*groups.values()]), groups.values(), strict=True)]
 
 
-def _trained(config: ExperimentConfig) -> dict[str, Any]:
-    tree = {key: value for key, value in asdict(config).items() if key not in _OF_PLACE}
+def _trained(run: RunRecord) -> dict[str, Any]:
+    tree = {key: value for key, value in asdict(run.config).items() if key not in _OF_PLACE}
     tree["data"].pop("folder")
+    if run.lineage is not None:  # what its job says counts from there on
+        tree |= {"forked_from": run.lineage.name, "forked_at": run.lineage.step}
     return tree
 
 
@@ -87,7 +89,7 @@ def _short(value: Any) -> str:
 
 
 def _keys(run: RunRecord) -> dict[str, Any]:
-    return leaves(_trained(run.config))
+    return leaves(_trained(run))
 
 
 def reference(arms: Sequence[Arm]) -> Arm:

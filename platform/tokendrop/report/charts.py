@@ -84,7 +84,7 @@ def _stepped(figure: Figure) -> AnyChart:
             x="step:Q",
             color=alt.Color("arm:N"),
             strokeDash=alt.StrokeDash(
-                "kind:N", scale=alt.Scale(domain=["resize", "restart"], range=[[2, 3], [7, 3]]), legend=None
+                "kind:N", scale=alt.Scale(domain=[*_DASHES], range=[*_DASHES.values()]), legend=None
             ),
             tooltip=[alt.Tooltip(f"{name}:N") for name in ("arm", "run", "step", "what")],
         )
@@ -108,7 +108,8 @@ def _bars(figure: Figure) -> AnyChart:
 
 
 _LOSS = "Mean of an arm's seeds, no token dropped in validation; the band reaches from the least to the most of them."
-_MARKED = "Dotted rules: changes of workers; dashed rules: restarts."
+_DASHES = {"resize": [2, 3], "restart": [7, 3], "fork": [1, 0]}
+_MARKED = "Dotted rules: changes of workers; dashed rules: restarts; whole ones: forks."
 FIGURES = (
     *(
         Figure(
@@ -182,7 +183,7 @@ def spec_of(figure: Figure, arms: Sequence[str], *, marked: bool, legend: bool) 
 
     Args:
         arms: their labels, in the order of their colours.
-        marked: whether there are marks of resizes and restarts.
+        marked: whether there are marks of resizes, restarts and forks.
         legend: whether it has one of its own; on the page there is one for all charts.
     """
     chart = figure.draw(figure).properties(description=f"{figure.title}. {figure.about}")

@@ -13,6 +13,7 @@ import yaml
 from tokendrop.atomic import is_locked
 from tokendrop.errors import UserError
 from tokendrop.track.journal import METRICS, MetricsTail
+from tokendrop.track.lineage import LINEAGE
 from tokendrop.track.mlflow import STATE
 from tokendrop.track.run_folder import JOB, PLAN, TRIALS
 
@@ -43,6 +44,10 @@ class RunOverview:
     """By plan, of the whole run."""
     hours: float | None
     """From the first line of its record to the last."""
+    forked_from: str | None
+    """The folder of its parent; null for a run that is no fork."""
+    forked_at: int | None
+    """The step up to which it is its parent's."""
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -90,7 +95,8 @@ def overview(run: Path) -> RunOverview:
     planned = _planned(plan) if plan is not None else None
     steps, saving = planned or (None, None)
     step, val_loss, is_lost = _last(run)
-    done = 0 if step is None else step["step"]
+    parent, forked_at = _origin(run)
+    done = (forked_at or 0) if step is None else step["step"]
     is_damaged = name is None or (plan is not None and planned is None)
     return RunOverview(
         run=str(run),
@@ -102,6 +108,8 @@ def overview(run: Path) -> RunOverview:
         val_loss=val_loss,
         layer_token_saving=saving,
         hours=_hours(run, step),
+        forked_from=parent,
+        forked_at=forked_at,
     )
 
 
@@ -124,6 +132,13 @@ def _json(path: Path) -> Tree | None:
     except (OSError, ValueError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
+
+
+def _origin(run: Path) -> tuple[str, int] | tuple[None, None]:
+    """The parent's folder and the step of a fork, as `Lineage` has them."""
+    tree = _json(run / LINEAGE) or {}
+    parent, step = tree.get("parent"), tree.get("step")
+    return (parent, step) if isinstance(parent, str) and isinstance(step, int) else (None, None)
 
 
 def _planned(plan: Tree) -> tuple[int, float] | None:

@@ -13,6 +13,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 from tokendrop.report.listing import RunOverview, overview, some_runs
 from tokendrop.track.journal import MetricsTail, read_events, steps_table
+from tokendrop.track.lineage import Lineage, read_lineage
 from tokendrop.track.run_folder import ENVIRONMENT, open_run_folder
 
 Columns = dict[str, np.ndarray]
@@ -45,6 +46,8 @@ class RunRecord:
     environment: Mapping[str, Any]
     measured: Mapping[str, float]
     """What the last validation measured beside its loss."""
+    lineage: Lineage | None = None
+    """Where it comes from, if it is a fork: its steps up to there are those of its parent."""
 
     @property
     def last(self) -> int:
@@ -59,6 +62,12 @@ class RunRecord:
     def notes(self) -> list[str]:
         """What a reader of its curves has to know."""
         said, steps = [], self.steps
+        if self.lineage is not None:
+            changes = ", ".join(f"{key}={now}, not {was}" for key, (was, now) in self.lineage.changed.items())
+            said.append(
+                f"is a fork of {self.lineage.name} at step {self.lineage.step:,}, with {changes or 'nothing changed'};"
+                " its record and its time up to there are those of that run"
+            )
         if not self.is_complete:
             state = "is running" if self.glance.state == "running" else f"has {self.glance.state}"
             said.append(f"{state}, at step {self.last:,} of {self.config.steps:,}")
@@ -85,9 +94,11 @@ class RunRecord:
         return {"val_loss": float(losses[-1]), **{f"val_{name}": value for name, value in figures.items()}}
 
     def marks(self) -> list[tuple[int, str]]:
-        """Steps at which the workers changed or were begun again, and what that was."""
+        """Steps at which it was forked, or the workers changed or were begun again, and what that was."""
         resizes = [(event["resize_at"], event) for event in self.events if "resize_at" in event]
         marks = [(int(step), f"resize, {one['from']} to {one['to']} workers") for step, one in resizes]
+        if self.lineage is not None:
+            marks.append((self.lineage.step, f"fork, of {self.lineage.name}"))
         planned = [step for step, _ in resizes]
         for event in [event for event in self.events if "attempt_from" in event][1:]:
             if event["attempt_from"] in planned:
@@ -106,7 +117,7 @@ class RunRecord:
             "changes of workers": pauses,
         }
         drivers = sum("driver_from" in event for event in self.events)
-        if self.is_complete and drivers == 1 and self.glance.hours is not None:
+        if self.is_complete and drivers == 1 and self.glance.hours is not None and self.lineage is None:
             others = self.glance.hours * 3600 - steps - pauses
             parts["start-up, restarts, validation"] = max(0.0, others)
         return parts
@@ -138,6 +149,7 @@ def read_record(run: Path) -> RunRecord:
         events=read_events(run),
         glance=glance,
         environment=_environment(run),
+        lineage=read_lineage(run),
         measured=measured[-1].as_py(maps_as_pydicts="strict") if len(measured) else {},
     )
 

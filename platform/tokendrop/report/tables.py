@@ -174,9 +174,12 @@ def _again(arm: Arm) -> dict[str, Any]:
         ("packages", ", ".join(f"{name} {version}" for name, version in packages.items())),
         ("runs", ", ".join(str(one.folder) for one in arm.runs)),
     ]
+    train, lineage = ["tokendrop", "train", str(job)], run.lineage
+    if lineage is not None:
+        train = ["tokendrop", "fork", lineage.parent, "--at", str(lineage.step), *lineage.overrides]
     return {
         "label": arm.label,
-        "command": f"tokendrop train {shlex.quote(str(job))}",
+        "command": shlex.join(train),
         "facts": [[name, str(value)] for name, value in facts if value],
         "job": dump_job(run.config),
     }

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -139,6 +140,15 @@ def uncommitted_parts(folder: Path, step: int) -> Iterator[Path]:
             span = span_of(part)
             if part.name.startswith(".") or (span and span[1] > step):
                 yield part
+
+
+def copy_record(run: Path, to: Path, step: int) -> None:
+    """Copy what a run has recorded of its committed steps up to `step`, of a checkpoint, into a new run's folder."""
+    for dataset in (STEPS, LEDGER):
+        (to / dataset).mkdir()
+        for part in (run / dataset).glob("[!.]*.parquet"):
+            if (span := span_of(part)) and span[1] <= step:
+                shutil.copyfile(part, to / dataset / part.name)
 
 
 def read_steps(folder: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from tokendrop.errors import UserError
 from tokendrop.secrets import HIDDEN, redact, redact_all, restored, variables
 from tokendrop.track.evaluations import EVALUATIONS, RESULT, flat_metrics, note_sent, unsent
 from tokendrop.track.journal import MetricsTail
+from tokendrop.track.lineage import read_lineage
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 
 STATE, ID = "mlflow.json", "id.txt"
@@ -121,9 +122,10 @@ class MlflowMirror:
         known = client.search_runs([experiment_id], f"tags.`tokendrop.id` = '{own_id(self.folder)}'", max_results=1)
         if known:
             return known[0].info.run_id
-        plan = self.config.plan
+        plan, lineage = self.config.plan, read_lineage(self.folder)
         tags = {
             **self.config.track.tags,
+            **(lineage.tags if lineage else {}),
             "tokendrop.id": own_id(self.folder),
             "tokendrop.run": self.folder.name,
             "tokendrop.folder": str(self.folder),
