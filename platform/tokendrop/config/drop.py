@@ -1,13 +1,14 @@
 """The methods of dropping that a job may name: which layers drop tokens, and how many they keep when."""
 
-import math
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, inf
 from typing import Any, Literal
 
 from tokendrop.config.drop_method import DropMethod, LayerByLayer, Layers
 from tokendrop.config.layers import naming
 from tokendrop.schedule.duration import Clock, Duration
-from tokendrop.schedule.kept_length import Constant, Full, Schedule
+from tokendrop.schedule.kept_length import Constant, Full, Schedule, Stages
 from tokendrop.schedule.layer_dropout import DroppedSequences
 from tokendrop.schedule.routes import RouteSchedule, Span
 
@@ -181,6 +182,7 @@ class MixtureOfDepths(DropMethod):
     """A learned router chooses the tokens that go through a layer (Raposo et al. 2024, arXiv:2404.02258)."""
 
     learns = True
+    wants_causal = True
 
     method: Literal["mixture_of_depths"] = "mixture_of_depths"
     every: int = 2
@@ -191,7 +193,7 @@ class MixtureOfDepths(DropMethod):
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"every: want at least 1, for every layer, got {self.every}")
-        if not 0 < self.router_loss < math.inf:
+        if not 0 < self.router_loss < inf:
             raise ValueError(f"router_loss: want a number above 0, got {self.router_loss:g}")
 
     def spans(self, layers: int) -> tuple[Span, ...]:
@@ -206,6 +208,44 @@ class MixtureOfDepths(DropMethod):
         return LearnedRouter(width=width, layers=routed, seed=seed, loss_weight=self.router_loss)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSuperposition(DropMethod):
+    """Bags of neighbouring tokens at first: their mean is read, the next bag predicted (Peng et al. 2026)."""
+
+    cuts = True
+    wants_causal = True
+
+    method: Literal["token_superposition"] = "token_superposition"
+    bag: int
+    """Tokens of a bag; a divisor of the sequence length, of which there are two bags at least."""
+    until: Duration = Duration(Fraction(30), "%")
+    """Where ordinary training begins."""
+
+    def __post_init__(self) -> None:
+        if self.bag < 2:
+            raise ValueError(f"bag: want at least 2 tokens, got {self.bag}")
+        if self.by_layer or not isinstance(self.schedule, Full):
+            raise ValueError("method 'token_superposition' goes by bag and until; leave out schedule and by_layer")
+
+    @property
+    def usual(self) -> tuple[str, Schedule]:
+        return "drop.until", self.schedule
+
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        return ((0, layers - 1),)
+
+    def routes(self, layers: int, clock: Clock) -> tuple[RouteSchedule, ...]:
+        length, end = clock.sequence_length, ceil(clock.steps(self.until))
+        bags, rest = divmod(length, self.bag)
+        if rest or bags < 2:
+            raise ValueError(f"drop.bag: want a divisor of model.sequence_length={length} below it, got {self.bag}")
+        stages = ((0, bags - 1), (end, length)) if end else ((0, length),)
+        return tuple(RouteSchedule(span=span, kept=Stages(stages=stages)) for span in self.spans(layers))
+
+    def shortened(self, batch: Any, kept_length: int) -> Any:
+        return batch if batch.input_ids_BS.shape[1] == kept_length else batch.in_bags(self.bag)
+
+
 DropConfig = (
     NoDropping
     | RandomLtd
@@ -215,6 +255,7 @@ DropConfig = (
     | LayerDropout
     | TokenBypass
     | MixtureOfDepths
+    | TokenSuperposition
     | DropMethod
 )
 """All methods; `DropMethod` stands for those of the user's own."""

@@ -18,8 +18,10 @@ class DropMethod(ABC):
     """What every method has; one of the user's own is a dataclass below this one, with keys of its own."""
 
     cuts: ClassVar[bool] = False
-    """Whether sequences are cut to the kept length before the first layer, labels too."""
+    """Whether sequences are `shortened` to the kept length before the first layer, labels too."""
     counts: ClassVar[Counts] = "tokens"
+    wants_causal: ClassVar[bool] = False
+    """Whether models must be causal."""
     by_token_loss: ClassVar[bool] = False
     """Whether tokens are chosen by the loss that they had."""
     learns: ClassVar[bool] = False
@@ -57,6 +59,10 @@ class DropMethod(ABC):
     def keeps_special(self) -> bool:
         """Whether the batch's special tokens stay in every layer."""
         return False
+
+    def shortened(self, batch: Any, kept_length: int) -> Any:
+        """A micro batch of the task as it is trained on where the method `cuts`: the first tokens of each sequence."""
+        return batch.cut(kept_length)
 
     def selector(self) -> Any:
         """Who stays: a `tokendrop.method.Selector`; None for a uniform draw."""

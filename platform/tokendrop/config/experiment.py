@@ -60,7 +60,7 @@ class ExperimentConfig:
             raise ValueError(
                 f"data.pairs: only a task of kind masked_lm reads pairs of sentences, not '{self.task.kind}'"
             )
-        if self.drop.learns and not self.model.shape.causal:
+        if self.drop.wants_causal and not self.model.shape.causal:
             raise ValueError(
                 f"drop.method: '{self.drop.method}' wants a causal model, of kind gpt, not '{self.model.kind}'"
             )
