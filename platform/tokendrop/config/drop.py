@@ -187,7 +187,7 @@ class MixtureOfDepths(DropMethod):
     method: Literal["mixture_of_depths"] = "mixture_of_depths"
     every: int = 2
     """Which layers are routed: with 2 every other one, from the second on."""
-    router_loss: float = 0.01
+    router_loss: float = 0.1
     """Weight of the cross entropy by which a router learns to tell, from a token alone, whether it is chosen."""
 
     def __post_init__(self) -> None:
