@@ -211,7 +211,7 @@ def test_without_a_method_nothing_is_dropped() -> None:
         (
             "drop={method: trade}",
             "drop.method: want one of none, random_ltd, constant, tread, sequence_warmup, layer_dropout,"
-            " token_bypass, got 'trade'",
+            " token_bypass, mixture_of_depths, token_superposition, got 'trade'",
         ),
         ("drop={method: constant, kept: 8, schedule: {kind: constant, kept: 9}}", "drop: method 'constant' keeps"),
         ("drop={schedule: {kind: constant, kept: 8}}", "drop: method is 'none', so this schedule would do nothing"),

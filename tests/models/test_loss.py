@@ -42,6 +42,21 @@ def test_the_loss_and_both_gradients_are_those_of_cross_entropy(case) -> None:
         torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
 
 
+@given(cases(), st.integers(2, 4), st.integers(0, 10**6))
+def test_of_several_labels_each_counts_alike_also_one_that_is_there_twice(case, several: int, seed: int) -> None:
+    hidden, weight, labels, at_once = case
+    generator = torch.Generator().manual_seed(seed)
+    bags = torch.randint(3, (*labels.shape, several), generator=generator)
+    loss, losses, _ = head_loss(hidden, weight, bags, logits_at_once=at_once)
+    soft = F.one_hot(bags, VOCAB).double().mean(-2)
+    each = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), soft.flatten(0, 1), reduction="none")
+    torch.testing.assert_close(losses.flatten(), each.detach(), rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(loss, each.mean(), rtol=EXACT, atol=EXACT)
+    ours, theirs = (torch.autograd.grad(value, (hidden, weight)) for value in (loss, each.mean()))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
+
+
 @given(cases())
 def test_without_gradients_the_loss_is_the_same_and_has_no_graph(case) -> None:
     hidden, weight, labels, at_once = case

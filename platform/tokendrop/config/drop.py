@@ -1,89 +1,16 @@
-"""Which layers drop tokens, and how many they keep when."""
+"""The methods of dropping that a job may name: which layers drop tokens, and how many they keep when."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, inf
+from typing import Any, Literal
 
-from tokendrop.config.layers import keys_by_span, naming
+from tokendrop.config.drop_method import DropMethod, LayerByLayer, Layers
+from tokendrop.config.layers import naming
 from tokendrop.schedule.duration import Clock, Duration
-from tokendrop.schedule.kept_length import Constant, Full, KeptByStep, Schedule
+from tokendrop.schedule.kept_length import Constant, Full, Schedule, Stages
 from tokendrop.schedule.layer_dropout import DroppedSequences
-from tokendrop.schedule.routes import Counts, RouteSchedule, Span
-
-Layers = Literal["none", "first", "last", "first_and_last"] | tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropMethod(ABC):
-    """What every method has; one of the user's own is a dataclass below this one, with keys of its own."""
-
-    cuts: ClassVar[bool] = False
-    """Whether sequences are cut to the kept length before the first layer, labels too."""
-    counts: ClassVar[Counts] = "tokens"
-    by_token_loss: ClassVar[bool] = False
-    """Whether tokens are chosen by the loss that they had."""
-
-    method: str
-    """The method's name, or where the user's own class is."""
-    schedule: Schedule = Full()
-    """The kept length by step."""
-    by_layer: Mapping[str, Schedule] = field(default_factory=dict[str, Schedule], hash=False)
-    """Other schedules for some of the layers, by number (from the end when negative) or range: `1-4`."""
-
-    @abstractmethod
-    def spans(self, layers: int) -> tuple[Span, ...]:
-        """The routes that dropped tokens take in a model of so many layers, apart from each other and in order."""
-
-    def routes(self, layers: int, clock: Clock) -> tuple[RouteSchedule, ...]:
-        """Each span of a model of so many layers, with what stays in it.
-
-        Raises:
-            ValueError: a schedule does not fit the run, or a key of `by_layer` the layers; the message names the key.
-        """
-        spans = self.spans(layers)
-        key_of = keys_by_span(self.by_layer, spans, layers)
-        usual = _resolved(*self.usual, clock)
-        others = {key: _resolved(f"drop.by_layer.{key}", one, clock) for key, one in self.by_layer.items()}
-        return tuple(RouteSchedule(span=span, kept=others[key_of[span]] if span in key_of else usual) for span in spans)
-
-    @property
-    def usual(self) -> tuple[str, Schedule]:
-        """The schedule of the layers that `by_layer` does not name, behind the key that gives it."""
-        return "drop.schedule", self.schedule
-
-    @property
-    def keeps_special(self) -> bool:
-        """Whether the batch's special tokens stay in every layer."""
-        return False
-
-    def selector(self) -> Any:
-        """Who stays: a `tokendrop.method.Selector`; None for a uniform draw."""
-        return None
-
-    def scores(self, vocab_size: int, device: Any = None) -> Any:
-        """The `tokendrop.method.TokenScores` that a run keeps for its selector; None where it needs none."""
-        return None
-
-    def check(self, vocab_size: int) -> None:  # noqa: B027 - most methods have no such key
-        """Raises ValueError where a key does not fit the model's vocabulary; the message names it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerByLayer(DropMethod):
-    """What methods have in common whose layers drop tokens each on its own."""
-
-    full_length_layers: Layers = "first_and_last"
-    """Layers that see every token: by name, or by number from 0 (from the end when negative)."""
-
-    def spans(self, layers: int) -> tuple[Span, ...]:
-        names: dict[object, tuple[int, ...]] = {"none": (), "first": (0,), "last": (-1,), "first_and_last": (0, -1)}
-        whole = (
-            self.full_length_layers if isinstance(self.full_length_layers, tuple) else names[self.full_length_layers]
-        )
-        if not all(-layers <= number < layers for number in whole):
-            raise ValueError(f"drop.full_length_layers: want numbers of {layers} layers, got {list(whole)}")
-        return tuple((layer, layer) for layer in range(layers) if layer not in whole and layer - layers not in whole)
+from tokendrop.schedule.routes import RouteSchedule, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,18 +177,88 @@ class TokenBypass(DropMethod):
         )
 
 
-DropConfig = NoDropping | RandomLtd | ConstantDrop | Tread | SequenceWarmup | LayerDropout | TokenBypass | DropMethod
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfDepths(DropMethod):
+    """A learned router chooses the tokens that go through a layer (Raposo et al. 2024, arXiv:2404.02258)."""
+
+    learns = True
+    wants_causal = True
+
+    method: Literal["mixture_of_depths"] = "mixture_of_depths"
+    every: int = 2
+    """Which layers are routed: with 2 every other one, from the second on."""
+    router_loss: float = 0.1
+    """Weight of the cross entropy by which a router learns to tell, from a token alone, whether it is chosen."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every: want at least 1, for every layer, got {self.every}")
+        if not 0 < self.router_loss < inf:
+            raise ValueError(f"router_loss: want a number above 0, got {self.router_loss:g}")
+
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        if self.every > layers:
+            raise ValueError(f"drop.every: want at most {layers}, the model's layers, got {self.every}")
+        return tuple((layer, layer) for layer in range(self.every - 1, layers, self.every))
+
+    def selector_of(self, *, width: int, layers: int, seed: int) -> Any:
+        from tokendrop.method import LearnedRouter
+
+        routed = [first for first, _ in self.spans(layers)]
+        return LearnedRouter(width=width, layers=routed, seed=seed, loss_weight=self.router_loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSuperposition(DropMethod):
+    """Bags of neighbouring tokens at first: their mean is read, the next bag predicted (Peng et al. 2026)."""
+
+    cuts = True
+    wants_causal = True
+
+    method: Literal["token_superposition"] = "token_superposition"
+    bag: int
+    """Tokens of a bag; a divisor of the sequence length, of which there are two bags at least."""
+    until: Duration = Duration(Fraction(30), "%")
+    """Where ordinary training begins."""
+
+    def __post_init__(self) -> None:
+        if self.bag < 2:
+            raise ValueError(f"bag: want at least 2 tokens, got {self.bag}")
+        if self.by_layer or not isinstance(self.schedule, Full):
+            raise ValueError("method 'token_superposition' goes by bag and until; leave out schedule and by_layer")
+
+    @property
+    def usual(self) -> tuple[str, Schedule]:
+        return "drop.until", self.schedule
+
+    def spans(self, layers: int) -> tuple[Span, ...]:
+        return ((0, layers - 1),)
+
+    def routes(self, layers: int, clock: Clock) -> tuple[RouteSchedule, ...]:
+        length, end = clock.sequence_length, ceil(clock.steps(self.until))
+        bags, rest = divmod(length, self.bag)
+        if rest or bags < 2:
+            raise ValueError(f"drop.bag: want a divisor of model.sequence_length={length} below it, got {self.bag}")
+        stages = ((0, bags - 1), (end, length)) if end else ((0, length),)
+        return tuple(RouteSchedule(span=span, kept=Stages(stages=stages)) for span in self.spans(layers))
+
+    def shortened(self, batch: Any, kept_length: int) -> Any:
+        return batch if batch.input_ids_BS.shape[1] == kept_length else batch.in_bags(self.bag)
+
+
+DropConfig = (
+    NoDropping
+    | RandomLtd
+    | ConstantDrop
+    | Tread
+    | SequenceWarmup
+    | LayerDropout
+    | TokenBypass
+    | MixtureOfDepths
+    | TokenSuperposition
+    | DropMethod
+)
 """All methods; `DropMethod` stands for those of the user's own."""
-
-
-def _resolved(key: str, schedule: Schedule, clock: Clock) -> KeptByStep:
-    """A schedule's kept lengths by step; ValueError, which names its key, where they don't fit the run."""
-    with naming(key):
-        kept = schedule.resolve(clock)
-        longest = kept.at(clock.total_steps)
-        if longest > clock.sequence_length:
-            raise ValueError(f"a kept length of {longest} is over model.sequence_length={clock.sequence_length}")
-    return kept
 
 
 def _span(first: int, last: int, layers: int) -> tuple[Span, ...]:

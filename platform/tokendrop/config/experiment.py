@@ -60,6 +60,10 @@ class ExperimentConfig:
             raise ValueError(
                 f"data.pairs: only a task of kind masked_lm reads pairs of sentences, not '{self.task.kind}'"
             )
+        if self.drop.wants_causal and not self.model.shape.causal:
+            raise ValueError(
+                f"drop.method: '{self.drop.method}' wants a causal model, of kind gpt, not '{self.model.kind}'"
+            )
         self.drop.check(self.model.vocab_size)
         self.task.check(self)
         if self.waits_for_epochs:
@@ -172,6 +176,7 @@ class ExperimentConfig:
                 steps=self.steps,
                 routes=routes,
                 counts=self.drop.counts,
+                learned=self.drop.learns,
                 shape=shape,
                 batch=batch,
                 lr_clock=train.lr_clock,

@@ -29,6 +29,11 @@ def export_checkpoint(path: Path, to: Path) -> tuple[Path, str]:
     check_free(to)
     model, tokenizer, task = load_run(path)
     config, _ = open_run_folder(locate(path)[1])
+    if config.drop.learns:
+        raise UserError(
+            f"{path}: its drop.method '{config.drop.method}' has a router, which no format of others has; want one of"
+            " another method"
+        )
     with atomic_folder(to) as partial:
         try:
             kind = task.export(model, tokenizer, partial)

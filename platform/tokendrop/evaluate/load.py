@@ -10,6 +10,7 @@ from torch import nn
 from tokendrop.data.tokenizer import load_tokenizer
 from tokendrop.track.run_folder import check_model, open_run_folder, tokenizer_of
 from tokendrop.train.checkpoint_index import latest_checkpoint
+from tokendrop.train.dropping import attach_method
 from tokendrop.train.reader import load_weights
 from tokendrop.train.task import Task
 
@@ -39,6 +40,8 @@ def load_run(path: Path, dtype: torch.dtype = torch.float32) -> tuple[nn.Module,
     check_model(checkpoint, config)
     task = config.task.build(config)
     model = task.build_model(seed=0).to(dtype)
+    if config.drop.learns:
+        attach_method(config, model, task.layers(model))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what we want
         load_weights(model, checkpoint)

@@ -6,20 +6,24 @@ loss = model(...)                               # dropped layers see their own 1
 detach(model)
 """
 
-from tokendrop.method.attach import attach, detach, dropping_of
+from tokendrop.method.attach import ROUTER, attach, detach, dropping_of
 from tokendrop.method.draw import DrawContext
 from tokendrop.method.dropper import DroppedLayer, Dropping
-from tokendrop.method.route import HighestScore, Route, Selector, Uniform, routes_along
+from tokendrop.method.learned_router import LearnedRouter
+from tokendrop.method.route import HighestScore, Route, RunsLayer, Selector, Uniform, routes_along
 from tokendrop.method.scores import TokenScores
 from tokendrop.method.tokens import combine_tokens, gather_tokens
 from tokendrop.method.whole_sequences import WholeSequences
 
 __all__ = [
+    "ROUTER",
     "DrawContext",
     "DroppedLayer",
     "Dropping",
     "HighestScore",
+    "LearnedRouter",
     "Route",
+    "RunsLayer",
     "Selector",
     "TokenScores",
     "Uniform",

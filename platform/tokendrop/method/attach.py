@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from tokendrop.method.dropper import DroppedLayer, Dropping, dropped_class
+from tokendrop.method.learned_router import LearnedRouter
 from tokendrop.method.route import Route, check_apart, routes_along
 from tokendrop.method.side_inputs import TokenDims
+
+ROUTER = "router"
+"""The name of a learned router in its model, with which those of its parameters begin."""
 
 
 def attach(
@@ -19,6 +23,8 @@ def attach(
     side_inputs: TokenDims | None = None,
 ) -> Dropping:
     """Let the layers of a transformer drop tokens; parameter names and values stay as they are.
+
+    A `LearnedRouter` among the routes becomes a part of the model, `router`; its parameters are added to the others.
 
     Tokens such as [CLS] are dropped like others unless `draw` is told `always=[0]`; of timm's models,
     `always=range(prefix)`, with timm's `num_prefix_tokens`; those with rotary positions want them to.
@@ -41,9 +47,9 @@ def attach(
         by samples of them, when `model` itself is called and not compiled as a whole. Nothing is said of the same
         batch again with the same weights, of evaluation, or without gradients.
     Raises:
-        ValueError: the layers can't be told, drop tokens already or take the sequence first, or a number is out
-            of range. While tokens drop, the model raises it for caches of keys and values, for router logits under a
-            mask and for inputs of its layers that can't be cut to the kept tokens.
+        ValueError: the layers can't be told, drop tokens already or take the sequence first, a number is out of
+            range, or a learned router does not fit. While tokens drop, the model raises it for caches of keys and
+            values, for router logits under a mask and for inputs of its layers that can't be cut to the kept tokens.
     """
     if any(isinstance(module, DroppedLayer) for module in (model.modules() if blocks is None else blocks)):
         raise ValueError("this model drops tokens already; detach(model) first")
@@ -53,6 +59,7 @@ def attach(
         routes = routes_along((layer, layer) for layer in dropped_layers(len(layers), full_length_layers))
     routes = [route.within(len(layers)) for route in routes]
     check_apart(routes)
+    add_router(model, routes)
     dropping = Dropping(routes, seed=seed, side_inputs=side_inputs or {})
     # Whole layers too: torch.compile tells classes apart, and would compile the full length once for each.
     for number, layer in enumerate(layers):
@@ -64,13 +71,35 @@ def attach(
 
 
 def detach(model: nn.Module) -> None:
-    """Make every dropped layer of `model` a plain one again."""
+    """Make every dropped layer of `model` a plain one again; a learned router goes with its parameters."""
+    if isinstance(getattr(model, ROUTER, None), LearnedRouter):
+        delattr(model, ROUTER)
     for module in model.modules():
         if isinstance(module, DroppedLayer):
             plain = module.plain_class
             module._dropping.hook.remove()
             del module._dropping, module._layer_number
             module.__class__ = plain  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def add_router(model: nn.Module, routes: Sequence[Route]) -> None:
+    """Make the learned router of some routes, if there is one, a part of the model, where its other parameters are.
+
+    Raises:
+        ValueError: there are several, the model has a part of that name, or a route is of several layers.
+    """
+    learned = {route.select: route for route in routes if isinstance(route.select, LearnedRouter)}
+    if not learned:
+        return
+    if len(learned) > 1 or hasattr(model, ROUTER):
+        raise ValueError(f"routes: want one learned router, and a model without a part of the name '{ROUTER}'")
+    (router,) = learned
+    if wide := [route for route in routes if route.select is router and route.first != route.last]:
+        raise ValueError(
+            f"routes: want a learned router on single layers, got the layers {wide[0].first} to {wide[0].last}"
+        )
+    like = next(model.parameters())
+    model.add_module(ROUTER, router.to(like.device, like.dtype))
 
 
 def dropping_of(model: nn.Module) -> Dropping:

@@ -12,8 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from tokendrop.method.draw import DrawContext
 from tokendrop.method.draw_inputs import checked_ids, integer, leading, lengths_by_route, tokens_that_stay
+from tokendrop.method.learned_router import HighestScored, LearnedRouter
 from tokendrop.method.model_call import DrawUse, check_inputs, inputs_by_name, positional_names
-from tokendrop.method.route import Route
+from tokendrop.method.route import Route, RunsLayer
 from tokendrop.method.side_inputs import (
     KNOWN_SIDE_INPUTS,
     TokenDims,
@@ -23,7 +24,7 @@ from tokendrop.method.side_inputs import (
     without_cache,
 )
 from tokendrop.method.tokens import combine_tokens, gather_tokens
-from tokendrop.method.whole_sequences import KeptSequences, WholeSequences
+from tokendrop.method.whole_sequences import WholeSequences
 
 # Dimensions: B micro batch, S sequence, K kept length, D width.
 
@@ -38,11 +39,13 @@ class Dropping:
         """
         self.routes = tuple(sorted(routes, key=lambda route: route.first))
         self.layers = tuple(layer for route in self.routes for layer in range(route.first, route.last + 1))
+        self.learns = any(isinstance(route.select, LearnedRouter) for route in routes)
+        """Whether a learned router chooses, in evaluation too."""
         self.seed = seed
         self.side_inputs = {**KNOWN_SIDE_INPUTS, **side_inputs}
         self._route_of = {layer: route for route in self.routes for layer in range(route.first, route.last + 1)}
         self._sequence_length = 0
-        self._kept: dict[int, Tensor | KeptSequences] = {}
+        self._kept: dict[int, Tensor | RunsLayer] = {}
         """By the first layer of each route that drops tokens."""
         self._rest: dict[int, tuple[Tensor, bool]] = {}
         """By the first layer of a route that tokens have left: what they rejoin, and whether gradients were wanted."""
@@ -102,10 +105,11 @@ class Dropping:
             places_B=None if places is None else torch.as_tensor(places),
             global_batch=global_batch,
         )
-        kept: dict[int, Tensor | KeptSequences] = {}
+        kept: dict[int, Tensor | RunsLayer] = {}
         for selector, routes in groupby(self.routes, key=lambda route: route.select):
             everything = global_batch if isinstance(selector, WholeSequences) else length
-            shorter = [(route, lengths[route.first]) for route in routes if lengths[route.first] != everything]
+            weighs = isinstance(selector, LearnedRouter)  # at full length too
+            shorter = [(r, lengths[r.first]) for r in routes if weighs or lengths[r.first] != everything]
             firsts, kepts = [route.first for route, _ in shorter], [kept for _, kept in shorter]
             drawn = selector.select(context, firsts, kepts) if shorter else []
             kept |= dict(zip(firsts, drawn, strict=True))
@@ -113,10 +117,22 @@ class Dropping:
         self._sequence_length, self._leading = length, leading(context.always_BS)
         self._use.renew()
 
-    def kept(self, layer: int) -> Tensor | KeptSequences | None:
-        """Kept positions of a layer, int64 (B, K) ascending, or kept sequences; None where it sees every token."""
+    def kept(self, layer: int) -> Tensor | RunsLayer | None:
+        """Kept positions of a layer, int64 (B, K) ascending, or who runs it; None where it sees every token."""
         route = self._route_of.get(layer)
         return None if route is None else self._kept.get(route.first)
+
+    def in_evaluation(self, layer: int) -> RunsLayer | None:
+        """Who runs a layer outside of training; None where it sees every token, as without a learned router."""
+        route = self._route_of.get(layer)
+        selector = None if route is None else route.select
+        return selector.in_evaluation(layer) if isinstance(selector, LearnedRouter) else None
+
+    def added_loss(self) -> Tensor:
+        """What a learned router wants added to the loss of the last forward pass, a scalar; 0 where nothing is."""
+        routed = [kept for kept in self._kept.values() if isinstance(kept, HighestScored)]
+        losses = [kept.loss for kept in routed if kept.loss is not None]
+        return torch.stack(losses).sum() if losses else torch.zeros(())
 
     def warn_if_never_drawn(self) -> None:
         """Once, where the model trains and nothing was ever drawn: it would train at full length, unnoticed."""
@@ -129,12 +145,13 @@ class Dropping:
 
         A model that is compiled as a whole is not looked at: what is kept of its inputs would be part of its graph.
         """
-        if torch.compiler.is_compiling() or not (model.training and self._drops):
+        drops = self._drops if model.training else self.learns
+        if torch.compiler.is_compiling() or not drops:
             return
         inputs = inputs_by_name(positional_names(type(model)), args, kwargs)
         check_inputs(model, inputs)
         without_cache(inputs, 0)
-        if torch.is_grad_enabled():  # without gradients nothing is trained on the draw
+        if model.training and torch.is_grad_enabled():  # else nothing is trained on the draw
             self._use.see(model, inputs)
 
     def leave(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
@@ -216,17 +233,17 @@ class DroppedLayer(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dropping, number = self._dropping, self._layer_number
-        if not (self.training and dropping._drops):
+        if not (dropping._drops if self.training else dropping.learns):
             if self.training:
                 dropping.warn_if_never_drawn()
             return super().__call__(*args, **kwargs)
         hidden_BSD, sides = self._inputs(args, kwargs)
         # layers that see every token fill no cache either: one without the dropped layers would look whole
         sides = without_cache(sides, number)
-        kept_BK = dropping.kept(number)
+        kept_BK = dropping.kept(number) if self.training else dropping.in_evaluation(number)
         if kept_BK is None:
             return super().__call__(hidden_BSD, **sides)
-        if isinstance(kept_BK, KeptSequences):
+        if not isinstance(kept_BK, Tensor):
             return kept_BK.run(super().__call__, hidden_BSD, sides, dropping.side_inputs)
         hidden_BKD = dropping.leave(number, hidden_BSD, kept_BK)
         out = super().__call__(hidden_BKD, **dropping.side_inputs_of(self, sides, kept_BK))

@@ -1,6 +1,6 @@
 """Which tokens leave the stream, where, and who chooses them: every method of dropping is a set of routes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,12 +8,30 @@ import torch
 from torch import Tensor
 
 from tokendrop.method.draw import DrawContext, check_lengths, draw_positions, position_hashes
+from tokendrop.method.side_inputs import TokenDims
 
-# Dimensions: B micro batch, S sequence, K kept length.
+# Dimensions: B micro batch, S sequence, K kept length, D width.
+
+
+class RunsLayer(Protocol):
+    """What a selector gives for a route of single layers where positions, known beforehand, do not say it all."""
+
+    def run(self, layer: Callable[..., Any], hidden_BSD: Tensor, sides: Mapping[str, Any], known: TokenDims) -> Any:
+        """The layer's output, in which what passes it by is as in its input.
+
+        Args:
+            layer: takes hidden states and side inputs by their names.
+            sides: of all tokens.
+            known: along which dimensions of a side input its tokens lie.
+        """
+        ...
 
 
 class Selector(Protocol):
-    """Chooses who stays: a pure function of its arguments, the same at any world size."""
+    """Chooses who stays: a pure function of its arguments and of what a checkpoint holds; so at any world size.
+
+    One that is a module belongs to the model: see `LearnedRouter`.
+    """
 
     def select(self, draw: DrawContext, layers: Sequence[int], kept_lengths: Sequence[int], /) -> Sequence[Any]:
         """Choose for several routes at once.
@@ -22,7 +40,7 @@ class Selector(Protocol):
             layers: the first layer of each route, which tells its draw from the others'.
             kept_lengths: tokens that stay in each, 1..sequence_length.
         Returns:
-            For each route the kept positions, int64 (B, K), ascending along K. `WholeSequences` alone has other ones.
+            For each route the kept positions, int64 (B, K), ascending along K; or a `RunsLayer`.
         """
         ...
 

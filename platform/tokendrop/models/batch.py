@@ -75,6 +75,14 @@ class TextBatch(Batch):
     input_ids_BS: Tensor
     labels_BS: Tensor
 
+    def in_bags(self, size: int) -> Self:
+        """Tokens, each of which has the next one as its label, as bags of so many, which have the next bag as labels.
+
+        The inputs are (B, S / size - 1, size), and the labels: what follows the last bag is not in the sample.
+        """
+        bags_BNT = self.input_ids_BS.unflatten(1, (-1, size))
+        return replace(self, input_ids_BS=bags_BNT[:, :-1], labels_BS=bags_BNT[:, 1:])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertBatch(TextBatch):

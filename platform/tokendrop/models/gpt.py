@@ -104,7 +104,10 @@ class Gpt(nn.Module):
         return self.tokens.weight.device
 
     def forward(self, input_ids_BS: Tensor, labels_BS: Tensor, *, token_losses: bool = False) -> Any:
-        """Mean cross entropy of the labels, nats per token; with `token_losses` also that of each, (B, S), detached."""
+        """Mean cross entropy of the labels, nats per token; with `token_losses` also that of each, (B, S), detached.
+
+        Bags of tokens, (B, S, T), are read as the means of their embeddings; each token of a label's bag counts 1/T.
+        """
         mean, losses_BS, _ = head_loss(self.hidden(input_ids_BS), self.tokens.weight, labels_BS)
         return (mean, losses_BS) if token_losses else mean
 
@@ -117,7 +120,7 @@ class Gpt(nn.Module):
         return hidden_ND @ self.tokens.weight.T
 
     def hidden(self, input_ids_BS: Tensor) -> Tensor:
-        """Normalized hidden states of the last layer, (B, S, D).
+        """Normalized hidden states of the last layer, (B, S, D), of tokens or of bags of them.
 
         Raises:
             ValueError: the sequence is longer than the model's.
@@ -126,6 +129,8 @@ class Gpt(nn.Module):
         if tokens > self.config.sequence_length:
             raise ValueError(f"want at most {self.config.sequence_length} tokens, got {tokens}")
         x_BSD, rotary = self.tokens(input_ids_BS), None
+        if input_ids_BS.ndim == 3:  # bags
+            x_BSD = x_BSD.mean(2)
         if self.positions is not None:
             x_BSD = x_BSD + self.positions.weight[:tokens]
         else:

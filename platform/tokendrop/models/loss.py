@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Dimensions: N tokens, C tokens of one chunk, D width, V vocabulary.
+# Dimensions: N tokens, C tokens of one chunk, T labels of a token, D width, V vocabulary.
 
 # Logits of one chunk. On a GPU, 256 MiB in float32 keep it busy; on a CPU, 16 MiB stay below what glibc's threads
 # can keep of freed memory (see train/device.py).
@@ -19,9 +19,9 @@ class HeadLoss(NamedTuple):
     loss: Tensor
     """A scalar: the mean over the labels, or their sum by a divisor; nats."""
     losses_N: Tensor
-    """That of each label, in the labels' shape, detached; 0 where there is none."""
+    """That of each token, their mean where it has several labels, detached; 0 where there is none."""
     hits_N: Tensor
-    """bool, alike: whether the label is the most likely token; empty where gradients are wanted."""
+    """bool, alike: whether its first label is the most likely token; empty where gradients are wanted."""
 
 
 def head_loss(
@@ -39,8 +39,9 @@ def head_loss(
 
     Args:
         hidden: (..., D).
-        labels: int64, of the shape (...), 0..V-1; with a divisor, one below 0 is none.
-        divisor: a scalar, of the sum; without one it is the number of labels.
+        labels: int64, of the shape (...), 0..V-1; with a divisor, one below 0 is none. Of the shape (..., T), each
+            token has T labels that count 1/T each; so without a divisor alone.
+        divisor: a scalar, of the sum; without one it is the number of tokens.
         logits_at_once: size of a chunk, by device when left out; it changes memory and speed, not the loss.
     """
     device = hidden.device.type
@@ -49,10 +50,12 @@ def head_loss(
     # asked here because inside of a Function no_grad can't be told from training
     wants_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight_VD.requires_grad)
     with torch.autocast(device, enabled=False):
+        shape = hidden.shape[:-1]
+        labels_NT = labels.reshape(shape.numel(), labels.shape[len(shape) :].numel())
         loss, losses_N, hits_N = _HeadLoss.apply(
-            hidden.flatten(0, -2), weight_VD, bias_V, labels.flatten(), divisor, dtype, chunk, wants_grad
+            hidden.flatten(0, -2), weight_VD, bias_V, labels_NT, divisor, dtype, chunk, wants_grad
         )
-        return HeadLoss(loss, losses_N.view(labels.shape), hits_N if wants_grad else hits_N.view(labels.shape))
+        return HeadLoss(loss, losses_N.view(shape), hits_N if wants_grad else hits_N.view(shape))
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -64,7 +67,7 @@ class _HeadLoss(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
-        labels_N: Tensor,
+        labels_NT: Tensor,
         divisor: Tensor | None,
         dtype: torch.dtype,
         chunk: int,
@@ -80,20 +83,20 @@ class _HeadLoss(torch.autograd.Function):
         loss = torch.zeros((), dtype=exact, device=hidden_ND.device)
         for start in range(0, len(hidden_ND), chunk):
             rows = slice(start, start + chunk)
-            hidden, labels = hidden_ND[rows].to(dtype), labels_N[rows, None]
+            hidden, labels = hidden_ND[rows].to(dtype), labels_NT[rows]
             counts = None if divisor is None else labels >= 0
             logits_CV = (hidden @ weight.T).to(exact)
             log_p_CV = torch.log_softmax(logits_CV if bias is None else logits_CV + bias, dim=-1)
-            log_p_C1 = log_p_CV.gather(1, labels if counts is None else labels.clamp(min=0))
-            log_p_C1 = log_p_C1 if counts is None else log_p_C1 * counts
-            loss -= log_p_C1.sum()
-            losses.append(-log_p_C1[:, 0])
+            log_p_CT = log_p_CV.gather(1, labels if counts is None else labels.clamp(min=0))
+            log_p_CT = log_p_CT if counts is None else log_p_CT * counts
+            loss -= log_p_CT.sum()
+            losses.append(-log_p_CT.mean(1))
             if wants_grad:
                 _add_gradients(grads, rows, log_p_CV, labels, counts, hidden, weight)
             else:
                 hits.append(log_p_CV.argmax(1) == labels[:, 0])
         ctx.save_for_backward(*grads)
-        ctx.divisor = len(hidden_ND) if divisor is None else divisor.to(exact)
+        ctx.divisor = labels_NT.numel() if divisor is None else divisor.to(exact)
         losses_N, hits_N = torch.cat(losses), torch.cat(hits) if hits else torch.empty(0, dtype=torch.bool)
         ctx.mark_non_differentiable(losses_N, hits_N)
         return loss / ctx.divisor, losses_N, hits_N
@@ -110,18 +113,20 @@ def _add_gradients(
     grads: list[Tensor],
     rows: slice,
     log_p_CV: Tensor,
-    labels_C1: Tensor,
-    counts_C1: Tensor | None,
+    labels_CT: Tensor,
+    counts_CT: Tensor | None,
     hidden_CD: Tensor,
     weight_VD: Tensor,
 ) -> None:
     """Add the gradients of a chunk's sum: of hidden states, weight and bias; log_p is overwritten."""
-    grad_logits = log_p_CV.exp_()  # softmax - one_hot
+    grad_logits = log_p_CV.exp_()  # T x softmax - the sum of one_hot
     exact = grad_logits.dtype
-    if counts_C1 is not None:
-        grad_logits, labels_C1 = grad_logits.mul_(counts_C1), labels_C1.clamp(min=0)
-    one_hot = -torch.ones_like(labels_C1, dtype=exact) if counts_C1 is None else -counts_C1.to(exact)
-    grad_logits = grad_logits.scatter_add_(1, labels_C1, one_hot).to(weight_VD.dtype)
+    if labels_CT.shape[1] > 1:
+        grad_logits = grad_logits.mul_(labels_CT.shape[1])
+    if counts_CT is not None:
+        grad_logits, labels_CT = grad_logits.mul_(counts_CT), labels_CT.clamp(min=0)
+    one_hot = -torch.ones_like(labels_CT, dtype=exact) if counts_CT is None else -counts_CT.to(exact)
+    grad_logits = grad_logits.scatter_add_(1, labels_CT, one_hot).to(weight_VD.dtype)
     grads[0][rows] = grad_logits @ weight_VD
     grads[1] += grad_logits.T @ hidden_CD
     if len(grads) > 2:

@@ -54,6 +54,10 @@ class ModelShape:
         head_tokens = reaching if self.head_tokens is None else min(reaching, self.head_tokens)
         return 3 * (layers + sequences * 2 * head_tokens * self.width * self.vocab_size)
 
+    def scoring_flops(self, routers: int) -> int:
+        """FLOPs to train on one sequence that so many linear maps to one number, for every token, add."""
+        return 3 * routers * 2 * self.sequence_length * self.width
+
     def _layer_flops(self, tokens: int) -> int:
         weights = 4 * self.width**2 + 2 * self.width * self.mlp_width
         pairs = tokens * (tokens + 1) // 2 if self.causal else tokens**2

@@ -169,6 +169,7 @@ def build_plan(
     cooldown_steps: int = 0,
     sharing: Sharing = "ddp",
     counts: Counts = "tokens",
+    learned: bool = False,
 ) -> RunPlan:
     """Lay out a run.
 
@@ -178,12 +179,14 @@ def build_plan(
         warmup_steps: warm-up of the step schedule; on the layer-token clock it becomes the layer tokens that
             as many steps consume at full length (appendix C).
         cooldown_steps: of the decay `wsd`, by the same rule.
+        learned: whether a linear map of each token to one number, before each span, chooses who stays.
     Raises:
         ValueError: the pieces do not fit together.
     """
     if steps < 1:
         raise ValueError(f"want at least 1 step, got {steps}")
-    segments = tuple(_segments(steps, routes, Routes(spans=tuple(r.span for r in routes), counts=counts), shape, batch))
+    where = Routes(spans=tuple(r.span for r in routes), counts=counts, learned=learned)
+    segments = tuple(_segments(steps, routes, where, shape, batch))
     last = segments[-1]
     total, unit = steps, 1
     if lr_clock == "layer_token":
@@ -212,6 +215,7 @@ def _segments(
     for number, (first, last) in zip(numbers, routes.spans, strict=True):
         layers[number] += last + 1 - first
     layer_tokens = flops = 0
+    scoring = batch.global_batch * shape.scoring_flops(len(routes.spans)) if routes.learned else 0
     for start, stop, kept in stages(distinct, steps):
         work = [_work(routes, layers[number], stays, shape, batch) for number, stays in enumerate(kept)]
         seen, dropped = sum(map(_layer_tokens, work)), layers.total()
@@ -228,7 +232,7 @@ def _segments(
             layer_tokens_before=layer_tokens,
             layer_tokens_per_step=sum(map(_layer_tokens, work)),
             flops_before=flops,
-            flops_per_step=shape.flops_of(work, sequences=batch.global_batch, kept=mean),
+            flops_per_step=scoring + shape.flops_of(work, sequences=batch.global_batch, kept=mean),
         )
         yield segment
         layer_tokens += (stop - start) * segment.layer_tokens_per_step

@@ -28,6 +28,8 @@ class Routes:
 
     spans: tuple[Span, ...] = ()
     counts: Counts = "tokens"
+    learned: bool = False
+    """Whether a linear map of each token to one number, before each span, chooses who stays."""
 
     @property
     def layers(self) -> tuple[int, ...]:

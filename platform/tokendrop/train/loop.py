@@ -173,7 +173,7 @@ def micro_batches(
     """
     batches = timed(components.batches.of_step(step))
     if config.drop.cuts:
-        batches = ((batch.cut(kept_length), waited) for batch, waited in batches)
+        batches = ((config.drop.shortened(batch, kept_length), waited) for batch, waited in batches)
     first, waited = next(batches)
     if first.labels() is None:
         yield first, waited

@@ -5,8 +5,9 @@ from typing import Protocol
 import torch
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.method import Dropping, attach, routes_along
+from tokendrop.method import ROUTER, Dropping
 from tokendrop.train.device import compile_layers, pick_dtype
+from tokendrop.train.dropping import attach_method, with_added_loss
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.build import apply_strategy
 from tokendrop.train.initial import InitialWeights, begin_with
@@ -37,14 +38,13 @@ def build_engine(
     dtype = pick_dtype(training.precision, device)
     model = task.build_model(seed=config.seed, activation_checkpointing=training.activation_checkpointing)
     model = model.to(device, torch.promote_types(dtype, torch.float32))
+    layers = task.layers(model)
+    dropping = attach_method(config, model, layers)
     if initial is not None:
-        begin_with(model, initial, may_be_new=task.may_be_new, are_new=task.are_new)
-    layers, dropping = task.layers(model), None
-    if (spans := config.drop.spans(len(layers))) and not config.drop.cuts:
-        dropping = attach(model, seed=config.seed, routes=routes_along(spans, config.drop.selector()), blocks=layers)
+        begin_with(model, initial, may_be_new=(*task.may_be_new, f"{ROUTER}."), are_new=task.are_new)
     if training.compile:
         compile_layers(layers)
-    return apply_strategy(model, layers, task.loss, training, dtype), dropping
+    return apply_strategy(model, layers, with_added_loss(task.loss, dropping), training, dtype), dropping
 
 
 def train_by_plan(config: ExperimentConfig, components: TrainComponents, control: Control, *, start: int) -> None:

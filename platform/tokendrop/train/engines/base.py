@@ -70,7 +70,7 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Loss:
-        """The loss with no token dropped."""
+        """The loss with no token dropped, but by a learned router."""
         self.model.eval()
         loss = self.forward(self.model, batch)
         self.model.train()
