@@ -52,11 +52,11 @@ def load_study(name: str, folder: Path) -> tuple[Study, Path]:
     Raises:
         UserError: there is none of this name, or its file is wrong.
     """
-    path = folder / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(one.stem for one in folder.glob("*.yaml")))
-        where = f"{shown(folder)} has {known or 'none'}"
+    known = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    if name not in known:
+        where = f"{shown(folder)} has {', '.join(known) or 'none'}"
         raise UserError(f"reproduce: no study {shown(repr(name))}; {where}; --studies names another folder")
+    path = known[name]
     try:
         return build(Study, read_mapping(path, "study file", keys="'paper:' and 'claim:'"), ""), path
     except UserError as error:
