@@ -31,7 +31,7 @@ for arguments in json.loads(sys.argv[1]):
 print(json.dumps(ended))
 """
 BEYOND = {"ray", "mlflow", "pyarrow", "tokenizers", "psutil", "rich", "shtab", "lm_eval", "transformers", "aiohttp"}
-CORE = {"plan", "import deepspeed", "bench step"}
+CORE = {"plan", "import deepspeed", "bench step", "bench device"}
 GIVEN = {
     "profile": [JOB, "--out", "new.yaml"],
     "prepare": [JOB],
