@@ -72,3 +72,35 @@ def untold(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_what_is_public_has_a_docstring(path: Path) -> None:
     assert list(untold(path)) == []
+
+
+def raised(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Names of the exceptions that a function raises itself, without those that it may catch itself."""
+    found: set[str] = set()
+    below: list[ast.AST] = [*function.body]
+    while below:
+        node = below.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.With):
+            continue
+        if isinstance(node, ast.Try):
+            below.extend([*node.handlers, *node.orelse, *node.finalbody])
+            continue
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            found.add(ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc).rpartition(".")[2])
+        below.extend(ast.iter_child_nodes(node))
+    return {name for name in found if name[0].isupper() and name.endswith(("Error", "Interrupt"))}
+
+
+def unsaid(path: Path) -> Iterator[str]:
+    """Public functions whose docstring leaves out an exception that they raise."""
+    for node in ast.walk(TREES[path]):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+            continue
+        text = ast.get_docstring(node)
+        if text is not None and "raises as" not in text and not all(name in text for name in raised(node)):
+            yield node.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_docstring_names_what_is_raised(path: Path) -> None:
+    assert list(unsaid(path)) == []

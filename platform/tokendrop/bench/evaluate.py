@@ -74,7 +74,11 @@ def bench_evaluate(
 
 
 def requests_of(tasks: Sequence[str], task_data: Path, limit: int) -> dict[str, list[Instance]]:
-    """What each task asks about its first documents."""
+    """What each task asks about its first documents.
+
+    Raises:
+        UserError: a task asks for something else than log-likelihoods.
+    """
     manager, specs = find_tasks(tasks, None, task_data)
     found: dict[str, list[Instance]] = {}
     for name, task in manager.load(specs)["tasks"].items():

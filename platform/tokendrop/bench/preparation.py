@@ -74,7 +74,11 @@ def run(what: str, job: Path) -> float:
 
 
 def peak_memory(job: Path) -> int:
-    """Bytes that preparation holds at most: the driver, its Ray and all workers, shared pages counted once."""
+    """Bytes that preparation holds at most: the driver, its Ray and all workers, shared pages counted once.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
     with psutil.Popen(_command("prepare", job), stdout=subprocess.DEVNULL) as process:
         peak = 0
         while process.poll() is None:

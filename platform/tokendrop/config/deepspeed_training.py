@@ -151,7 +151,7 @@ def precision_of(given: DeepSpeedConfig) -> str:
 
 
 def strategy_of(given: DeepSpeedConfig, train: Tree) -> Tree:
-    """Keys of `train` for ZeRO's stage."""
+    """Keys of `train` for ZeRO's stage; UserError where there is no such stage."""
     stage = given.whole("zero_optimization.stage", least=0) if given.branch("zero_optimization") is not None else 0
     if not stage:
         return {"strategy": "ddp"}

@@ -49,7 +49,7 @@ class DeepSpeedConfig:
         return below
 
     def branch(self, key: str) -> Tree | None:
-        """A mapping, of which keys are asked for one by one."""
+        """A mapping, of which keys are asked for one by one; UserError where it is none."""
         found = self.value(key)
         self._used.discard(key)
         if found is not None and not isinstance(found, dict):

@@ -13,7 +13,7 @@ _KEY = re.compile(r"(?P<first>-?[0-9]{1,9})(-(?P<last>-?[0-9]{1,9}))?")
 
 @contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Put the key that is wrong in front of what arithmetic says of its value."""
+    """Put the key that is wrong in front of the ValueError of the block."""
     try:
         yield
     except ValueError as error:

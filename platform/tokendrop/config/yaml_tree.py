@@ -9,7 +9,7 @@ _MOST_VALUES = 100_000  # of a tree with its aliases written out; a job has some
 
 class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """As PyYAML's own, which lets the last of several equal keys win and says nothing."""
+        """As PyYAML's own, which lets the last of several equal keys win and says nothing; here ValueError."""
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:

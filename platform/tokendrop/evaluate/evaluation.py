@@ -44,7 +44,11 @@ def evaluate_run(path: Path, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def evaluate_checkpoint(checkpoint: Path, evaluation: Evaluation) -> dict[str, Any]:
-    """As `evaluate_run`, of a checkpoint that somebody keeps; MLflow is told by whoever tells it of the run."""
+    """As `evaluate_run`, of a checkpoint that somebody keeps; MLflow is told by whoever tells it of the run.
+
+    Raises:
+        UserError: there is nothing to evaluate, and as `evaluate_run`.
+    """
     result: dict[str, Any] = {"checkpoint": str(checkpoint), "step": read_meta(checkpoint)["step"]}
     if not (evaluation.all_tasks or evaluation.validates):
         raise UserError("--no-validation: want --tasks, or there is nothing to evaluate")

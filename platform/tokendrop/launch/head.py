@@ -9,7 +9,11 @@ _CONNECT_S, _ANSWER_S = 10.0, 20.0
 
 
 def check_answers(address: str) -> None:
-    """Raises OSError unless a gRPC server, such as a Ray head, answers at `[ray://]HOST:PORT`. Ray would wait long."""
+    """See whether a gRPC server, such as a Ray head, answers at `[ray://]HOST:PORT`; Ray itself would wait long.
+
+    Raises:
+        OSError: none does; a TimeoutError where it takes connections and no more.
+    """
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if not (host and port.isdecimal()):
         return

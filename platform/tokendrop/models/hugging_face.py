@@ -43,7 +43,11 @@ class HuggingFaceWeights:
 
     @property
     def tokenizer(self) -> str | None:
-        """The path of its `tokenizer.json`, or its `vocab.txt`; None where it has none."""
+        """The path of its `tokenizer.json`, or its `vocab.txt`; None where it has none.
+
+        Raises:
+            UserError: the settings of its tokenizer can't be read.
+        """
         if path := self._file("tokenizer.json"):
             return path
         settings = self._file("tokenizer_config.json")

@@ -130,6 +130,8 @@ def accumulate(
 
     Returns:
         This worker's mean loss, the samples that it trained on, and the seconds that it waited for them.
+    Raises:
+        UserError: the method goes by the loss of each token, which the task does not give.
     """
     accumulation = replace(plan.batch, world_size=components.world_size).accumulation
     losses: list[Tensor] = []

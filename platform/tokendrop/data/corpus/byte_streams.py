@@ -79,7 +79,11 @@ class SourceBytes(io.RawIOBase):
         return position
 
     def read(self, size: int | None = -1) -> bytes:
-        """At most what the file held when it was listed, however much a damaged length asks for."""
+        """At most what the file held when it was listed, however much a damaged length asks for.
+
+        Raises:
+            UserError: its store can't be reached, or ends it early.
+        """
         left = self._file.size - self._position
         size = left if size is None or size < 0 else min(size, left)
         pieces: list[bytes] = []

@@ -188,7 +188,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 @contextmanager
 def reaching(complaint: str) -> Iterator[None]:
-    """Whatever a store raises, and its library may raise anything, as one sentence."""
+    """Whatever a store raises, and its library may raise anything, as a UserError of one sentence."""
     try:
         yield
     except UserError:

@@ -160,7 +160,7 @@ def order_lines(folder: Path) -> Manifest:
 
 
 def read_header(folder: Path) -> Header:
-    """What manifest.json says; raises as `ManifestReader.refresh` does."""
+    """What manifest.json says; raises as `ManifestReader.refresh` does, and UserError for another format."""
     path = folder / MANIFEST
     with telling_damage(path):
         told = _from_json(_content(path))
