@@ -44,6 +44,7 @@ GIVEN = {
     "export": ["run", "--to", "folder"],
     "generate": ["run", "--prompt", "text"],
     "report": ["run"],
+    "reproduce run": ["growth"],
     "runs show": ["run"],
     "runs diff": ["run", "run"],
     "runs clean": ["--older", "30d"],
