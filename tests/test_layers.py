@@ -252,12 +252,13 @@ HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval", "d
         ("tokendrop.schedule.plan, tokendrop.method, tokendrop.models.build, tokendrop.train.loop", HEAVY),
         ("tokendrop.train.engines.build, tokendrop.train.optimizer, tokendrop.train.device", HEAVY),
         ("tokendrop.cli.bench, tokendrop.bench.step", HEAVY),
+        ("tokendrop.cli.device, tokendrop.bench.device", HEAVY | {"rich"}),
         ("tokendrop.method", HEAVY | {"yaml"}),
         ("tokendrop.cli.main, tokendrop.config.load, tokendrop.output", HEAVY | {"torch", "numpy", "rich", "shtab"}),
         ("tokendrop.track.audit, tokendrop.track.run_folder", {"ray", "torch"}),
         ("tokendrop.schedule.plan", HEAVY | {"torch", "numpy", "yaml"}),
     ],
-    ids=["training", "engines", "bench step", "method", "planning", "audit", "schedule"],
+    ids=["training", "engines", "bench step", "bench device", "method", "planning", "audit", "schedule"],
 )
 def test_it_imports_without(modules: str, forbidden: set[str]) -> None:
     code = WITHOUT.format(modules=modules, forbidden=forbidden)

@@ -31,7 +31,7 @@ for arguments in json.loads(sys.argv[1]):
 print(json.dumps(ended))
 """
 BEYOND = {"ray", "mlflow", "pyarrow", "tokenizers", "psutil", "rich", "shtab", "lm_eval", "transformers", "aiohttp"}
-CORE = {"plan", "import deepspeed", "bench step"}
+CORE = {"plan", "import deepspeed", "bench step", "bench device"}
 GIVEN = {
     "profile": [JOB, "--out", "new.yaml"],
     "prepare": [JOB],
@@ -44,6 +44,7 @@ GIVEN = {
     "export": ["run", "--to", "folder"],
     "generate": ["run", "--prompt", "text"],
     "report": ["run"],
+    "reproduce run": ["growth"],
     "runs show": ["run"],
     "runs diff": ["run", "run"],
     "runs clean": ["--older", "30d"],

@@ -46,7 +46,7 @@ def bench_step(
     plain = plain_model(config, engine.model)
     if plain is not None:
         (optimizer,) = build_optimizers(plain.model.to(device), job.train)
-        cases[plain.name] = partial(_plain_step, plain, optimizer, batch, dtype)
+        cases[plain.name] = partial(timed, partial(plain_step, plain, optimizer, batch, dtype), batch)
     else:
         library, extra = ("timm", "vision") if config.kind == "vit" else ("transformers", "eval")
         log(f"peer     {library} is not installed, and left out; pip install 'tokendrop[{extra}]'")
@@ -91,43 +91,52 @@ def timed_step(
     micro_batches: int = 1,
     update: bool = True,
     scores: TokenScores | None = None,
+    runs: int = 1,
 ) -> float:
     """Seconds of draw, forward and backward, so often, and of clip and AdamW where `update` is set.
 
     Args:
         kept_length: as of `Dropping.draw`; where nothing draws, sequences are cut to it.
         scores: by which the job's method chooses.
+        runs: steps in a row, of which it is the mean.
     """
     if dropping is None:
         assert isinstance(kept_length, int)
         batch = batch.cut(kept_length)
-    synchronize(batch)
-    started = time.perf_counter()
     size, global_batch = len(batch.sample_ids_B), micro_batches * len(batch.sample_ids_B)
     where: Any = {"sequence_length": sequence_length, "device": batch.device, "global_batch": global_batch}
-    for left in reversed(range(micro_batches)):
-        if dropping is not None:
-            places = range(left * size, (left + 1) * size)
-            where["scores"] = None if scores is None else scores.of(batch.inputs()["input_ids_BS"])
-            dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, places=places, **where)
-        engine.forward_backward(batch, share=1 / micro_batches, last_micro_batch=left == 0)
-    if update:
-        engine.step(lr=1e-4, max_grad_norm=1.0)
-    synchronize(batch)
-    return time.perf_counter() - started
+
+    def step() -> None:
+        for left in reversed(range(micro_batches)):
+            if dropping is not None:
+                places = range(left * size, (left + 1) * size)
+                where["scores"] = None if scores is None else scores.of(batch.inputs()["input_ids_BS"])
+                dropping.draw(kept_length=kept_length, step=0, sample_ids=batch.sample_ids_B, places=places, **where)
+            engine.forward_backward(batch, share=1 / micro_batches, last_micro_batch=left == 0)
+        if update:
+            engine.step(lr=1e-4, max_grad_norm=1.0)
+
+    return timed(step, batch, runs=runs)
 
 
-def _plain_step(plain: Plain, optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype) -> float:
-    synchronize(batch)
-    started = time.perf_counter()
+def plain_step(plain: Plain, optimizer: torch.optim.Optimizer, batch: Batch, dtype: torch.dtype) -> None:
+    """One step of a plain model, as its users write it."""
     with autocast(batch.device, dtype):
         loss = plain.loss(plain.model, batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+
+
+def timed(run: Callable[[], object], batch: Batch, *, runs: int = 1) -> float:
+    """Seconds of one run, the mean of so many in a row, between which nobody waits for the batch's device."""
     synchronize(batch)
-    return time.perf_counter() - started
+    started = time.perf_counter()
+    for _ in range(runs):
+        run()
+    synchronize(batch)
+    return (time.perf_counter() - started) / runs
 
 
 def _job(

@@ -7,6 +7,7 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
 
+from tokendrop.cli import device
 from tokendrop.cli.arguments import add_overrides, path, whole
 from tokendrop.cli.command import Command, Group, Outcome, fail
 from tokendrop.config.model import PRESETS
@@ -160,6 +161,7 @@ GROUP = Group(
             about="Time training steps by kept length, on this device; needs torch alone.",
             example="tokendrop bench step --rounds 9",
         ),
+        device.COMMAND,
         Command(
             "bench overhead",
             partial(run, _overhead),

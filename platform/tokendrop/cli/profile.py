@@ -1,10 +1,10 @@
-"""`tokendrop profile`: measures this machine for `scaling.profile`."""
+"""`tokendrop profile`: measures this machine for `scaling.profile`, or takes what `tokendrop bench device` measured."""
 
 import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from tokendrop.cli.arguments import add_job, path, whole
+from tokendrop.cli.arguments import add_overrides, job_file, path, whole
 from tokendrop.cli.command import Command, Outcome
 from tokendrop.config.load import dump, load_job
 from tokendrop.errors import UserError
@@ -13,44 +13,74 @@ from tokendrop.schedule.device import DeviceProfile
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """JOB, and where its profile goes."""
-    add_job(parser)
+    """JOB or a measurement, and where its profile goes."""
+    parser.add_argument("job", type=job_file, nargs="?", help="job file (YAML); with --from, none")
+    add_overrides(parser)
     parser.add_argument("--out", type=path, metavar="FILE", help="a new .yaml file (default NAME.profile.yaml)")
     parser.add_argument("--rounds", type=whole(1), default=3, help="interleaved repeats (default 3)")
+    parser.add_argument(
+        "--from", dest="measured", type=path, metavar="FILE", help="take step times from this file of bench device"
+    )
+    parser.add_argument(
+        "--like", default="h200-8", metavar="PROFILE", help="with --from, whose links and storage (default h200-8)"
+    )
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """Measure, and write the profile.
+    """Measure, or read what was measured, and write the profile.
 
     Raises:
-        UserError: the job is wrong or does not fit here, or --out is no new file.
+        UserError: the job is wrong or does not fit here, the file is no measurement, or --out is no new file.
     """
+    if (options.job is None) == (options.measured is None):
+        raise UserError("profile: want a job file, or --from FILE and no job")
+    if options.measured is not None:
+        return _from_measured(options.measured, options.like, options.out)
     config = load_job(options.job, options.overrides)
-    out = options.out or Path(f"{config.name}.profile.yaml")
-    if out.suffix not in (".yaml", ".yml") or out.exists() or not out.absolute().parent.is_dir():
-        raise UserError(f"--out {out}: want a new .yaml file in a folder that exists")
+    out = _new_file(options.out or Path(f"{config.name}.profile.yaml"))
     from tokendrop.bench.profile import measure_profile
     from tokendrop.launch.memory import check_memory
 
     check_memory(config)
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, log=log)
-    out.write_text(dump(measured), encoding="utf-8")
-    return Outcome({"file": str(out), "profile": asdict(measured)}, profile_text(measured, str(out)))
+    return _written(measured, out)
+
+
+def _from_measured(measured: Path, like: str, out: Path | None) -> Outcome:
+    out = _new_file(out or Path(f"{measured.stem}.profile.yaml"))
+    from tokendrop.bench.device_profile import profile_from
+
+    return _written(profile_from(measured, like=like, name=out.name.removesuffix(out.suffix)), out)
+
+
+def _new_file(out: Path) -> Path:
+    if out.suffix not in (".yaml", ".yml") or out.exists() or not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: want a new .yaml file in a folder that exists")
+    return out
+
+
+def _written(profile: DeviceProfile, out: Path) -> Outcome:
+    out.write_text(dump(profile), encoding="utf-8")
+    return Outcome({"file": str(out), "profile": asdict(profile)}, profile_text(profile, str(out)))
 
 
 def profile_text(profile: DeviceProfile, path: str) -> str:
     """A measured device profile, and where it lies."""
-    speed, rows = profile.speeds[0], list[list[str]]()
-    for point in speed.points:
+    rows: list[list[str]] = []
+    for speed, point in ((one, point) for one in profile.speeds for point in one.points):
         share = speed.shape.flops(kept=point.kept_length, dropped_layers=speed.dropped_layers)
         share /= speed.shape.flops(kept=speed.shape.sequence_length, dropped_layers=0)
         achieved = speed.flops_per_s(share=share, micro_batch=point.micro_batch)
-        rows.append([f"{point.kept_length}", f"{point.micro_batch}", f"{point.seconds:.4g}", count(achieved)])
-    link, storage = profile.within_node, (profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s or 0)
+        cells = [f"{point.kept_length}", f"{point.micro_batch}", f"{point.seconds:.4g}", count(achieved)]
+        rows.append([speed.model, *cells])
+    link, storage = (
+        profile.within_node,
+        (profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s or profile.checkpoint_bytes_per_s),
+    )
     return (
-        f"{table(['kept length', 'micro batch', 'seconds', 'FLOP/s'], rows)}\n\n"
+        f"{table(['model', 'kept length', 'micro batch', 'seconds', 'FLOP/s'], rows)}\n\n"
         f"all-reduce {count(link.bytes_per_s)}B/s, {link.latency_s * 1e6:.3g} us;"
-        f" all-gather {count(link.gather_bytes_per_s or 0)}B/s\n"
+        f" all-gather {count(link.gather_bytes_per_s or link.bytes_per_s)}B/s\n"
         f"checkpoint {count(storage[0])}B/s, restored {count(storage[1])}B/s; new workers {profile.resize_s:.3g} s\n"
         f"{path}   for scaling.profile"
     )

@@ -1,0 +1,79 @@
+"""What `tokendrop bench device` tells of one model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokendrop.bench.device_model import FULL, PLAIN, UPDATE, Measured, kept_lengths
+from tokendrop.bench.figures import figure, ratios
+from tokendrop.bench.schedule_saving import schedule_figures
+from tokendrop.config.experiment import ExperimentConfig
+
+_SHAPE = ("layers", "width", "sequence_length", "vocab_size", "mlp_width", "causal")
+
+
+def step_flops(config: ExperimentConfig) -> int:
+    """FLOPs of one micro batch at full length, as the plan counts them."""
+    length = config.model.sequence_length
+    return config.train.micro_batch * config.model.shape.flops(kept=length, dropped_layers=0)
+
+
+def model_result(config: ExperimentConfig, measured: Measured, peak: float | None) -> dict[str, Any]:
+    """One model of the result.
+
+    Args:
+        peak: FLOP/s that the device could reach, where they are known.
+    """
+    seconds, lengths = measured.seconds, kept_lengths(config.model.sequence_length)
+    full, tokens = seconds[FULL], config.train.micro_batch * config.model.sequence_length
+    by_length = {kept: seconds[share] for share, kept in lengths.items()}
+    plain = {
+        **_speed(seconds[PLAIN], tokens, step_flops(config), peak),
+        "over_ours": figure(ratios(seconds[PLAIN], full), "x time"),
+        "peak_memory_bytes": measured.first.peak_bytes[PLAIN],
+    }
+    return {
+        "preset": config.name,
+        "shape": {name: getattr(config.model.shape, name) for name in _SHAPE},
+        "parameters": config.model.shape.parameters,
+        "dropped_layers": len(config.plan.dropped_layers),
+        "micro_batch": config.train.micro_batch,
+        "rounds": measured.rounds,
+        "lengths": {share: length_result(config, measured, share, peak) for share in lengths},
+        "plain_gpt2": plain,
+        "full_length_alone_ms": figure([s * 1e3 for s in measured.first.alone_s], "ms"),
+        "update_ms": figure([s * 1e3 for s in seconds[UPDATE]], "ms"),
+        "schedule": schedule_figures(config.plan, by_length, seconds[PLAIN]),
+        "start_s": {
+            "build": measured.build_s,
+            "first_steps": measured.first.first_s,
+            "before_rounds": measured.setup_s,
+        },
+        "host_waits": measured.first.host_waits,
+    }
+
+
+def length_result(config: ExperimentConfig, measured: Measured, share: str, peak: float | None) -> dict[str, Any]:
+    """One kept length of a model."""
+    shape, seconds = config.model.shape, measured.seconds
+    kept, dropped = kept_lengths(shape.sequence_length)[share], len(config.plan.dropped_layers)
+    flops, all_flops = (shape.flops(kept=one, dropped_layers=dropped) for one in (kept, shape.sequence_length))
+    tokens = config.train.micro_batch * shape.sequence_length
+    parts = {part: seconds.get(f"{part} {share}", [0.0] * measured.rounds) for part in ("draw", "move")}
+    return {
+        "kept_length": kept,
+        **_speed(seconds[share], tokens, config.train.micro_batch * flops, peak),
+        "time_ratio": figure(ratios(seconds[share], seconds[FULL]), "x full"),
+        "flops_ratio": flops / all_flops,
+        "gather_combine_share": figure(ratios(parts["move"], seconds[share]), "of the step"),
+        "draw_share": figure(ratios(parts["draw"], seconds[share]), "of the step"),
+        "peak_memory_bytes": measured.first.peak_bytes[share],
+    }
+
+
+def _speed(seconds: Sequence[float], tokens: int, flops: int, peak: float | None) -> dict[str, Any]:
+    return {
+        "step_ms": figure([s * 1e3 for s in seconds], "ms"),
+        "tokens_per_s": figure([tokens / s for s in seconds], "tokens/s"),
+        "flops_per_s": figure([flops / s for s in seconds], "FLOP/s"),
+        "mfu": None if peak is None else figure([flops / s / peak for s in seconds], "of the peak"),
+    }

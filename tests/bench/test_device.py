@@ -1,0 +1,199 @@
+"""`tokendrop bench device`: its ratios are the plan's, and it runs with torch, numpy and PyYAML alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import jumps
+from tokendrop.bench.device import SIZES, Wanted, bench_device, job_of
+from tokendrop.bench.device_model import SHARES
+from tokendrop.bench.peaks import peak_flops_per_s
+from tokendrop.bench.schedule_saving import saving_over, schedule_figures
+from tokendrop.config.load import load_job
+from tokendrop.schedule.batch import BatchSplit
+from tokendrop.schedule.costs import ModelShape
+from tokendrop.schedule.kept_length import KeptByStep
+from tokendrop.schedule.plan import RunPlan, build_plan
+from tokendrop.schedule.routes import RouteSchedule
+
+ROOT = Path(__file__).parents[2]
+SHAPE = ModelShape(layers=6, width=32, sequence_length=64, vocab_size=100, mlp_width=128, causal=True)
+WANTED = Wanted(presets=("gpt-1m", "gpt-5m"), minutes=0.01, precision="fp32", rounds=3)
+EXACT = 1e-9
+COMMAND = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Forbid(MetaPathFinder):
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.split(".")[0] in {"ray", "mlflow", "pyarrow", "psutil", "tokenizers", "transformers", "rich"}:
+            raise ModuleNotFoundError(f"{fullname} is not installed here")
+
+sys.meta_path.insert(0, Forbid())
+from tokendrop.cli.main import main
+
+main(["bench", "device", "--presets", "gpt-5m,gpt-1m", "--minutes", "0.01", "--rounds", "3", "--out", sys.argv[1]])
+"""
+MODEL = {
+    *("preset", "shape", "parameters", "dropped_layers", "micro_batch", "rounds", "lengths", "plain_gpt2"),
+    *("full_length_alone_ms", "update_ms", "schedule", "start_s", "host_waits"),
+}
+STEP = {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "peak_memory_bytes"}
+OURS = {"kept_length", "time_ratio", "flops_ratio", "gather_combine_share", "draw_share"}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """What the command wrote, and what it printed."""
+    out = tmp_path_factory.mktemp("device") / "device.json"
+    command = [sys.executable, "-c", COMMAND, str(out)]
+    environment = {"PYTHONPATH": str(ROOT / "platform")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+def test_each_length_is_timed_beside_its_flops_and_a_plain_gpt(measured) -> None:
+    result, _ = measured
+    (model,) = result["models"]
+    assert model.keys() == MODEL
+    assert list(model["lengths"]) == list(SHARES)
+    assert all(length.keys() == STEP | OURS for length in model["lengths"].values())
+    assert model["plain_gpt2"].keys() == STEP | {"over_ours"}
+    steps = [*model["lengths"].values(), model["plain_gpt2"]]
+    assert all(step["step_ms"]["min"] > 0 and step["mfu"] is step["peak_memory_bytes"] is None for step in steps)
+    for length in model["lengths"].values():
+        tokens = SIZES["gpt-1m"].micro_batch * 256
+        assert length["tokens_per_s"]["median"] == pytest.approx(tokens / length["step_ms"]["median"] * 1e3)
+    assert 0 < model["lengths"]["1/16"]["gather_combine_share"]["median"] < 1
+    full = model["lengths"]["1/1"]
+    assert full["time_ratio"] == {"median": 1, "min": 1, "max": 1, "unit": "x full"}
+    assert full["flops_ratio"] == 1
+    assert full["gather_combine_share"]["max"] == full["draw_share"]["max"] == 0
+    assert model["start_s"]["first_steps"].keys() == {*SHARES, "plain"}
+
+
+def test_its_ideal_is_that_of_the_plan(measured) -> None:
+    result, _ = measured
+    (model,) = result["models"]
+    plan = job_of("gpt-1m", WANTED, compiled=False).plan
+    steps = {segment.kept_length: segment for segment in plan.segments}
+    for length in model["lengths"].values():
+        planned = steps[length["kept_length"]].flops_per_step * plan.steps / plan.flops_full
+        assert length["flops_ratio"] == pytest.approx(planned, rel=EXACT)
+    assert model["schedule"]["theoretical_saving"] == pytest.approx(plan.flops_saving(), rel=EXACT)
+    assert model["schedule"]["kept_lengths"] == [16, 256]
+
+
+def test_what_does_not_fit_into_the_time_is_left_out_and_named(measured) -> None:
+    result, printed = measured
+    (skipped,) = result["skipped"]
+    assert skipped["preset"] == "gpt-5m"
+    assert skipped["reason"].endswith("s are left of --minutes")
+    assert f"gpt-5m: skipped, {skipped['reason']}" in printed
+    assert all(f"gpt-1m  {share:>11}" in printed for share in [*SHARES, "plain GPT-2"])
+
+
+@pytest.mark.parametrize("size", ["350m", "1.3b"])
+def test_the_schedule_is_the_papers(size: str) -> None:
+    ours = job_of(f"gpt3-{size}", Wanted(minutes=1, precision="bf16", rounds=3), compiled=True)
+    paper = load_job(ROOT / "jobs" / "paper" / f"gpt3_{size}_ltd.yaml")
+    assert ours.model.shape == paper.model.shape
+    assert [s.kept_length for s in ours.plan.segments] == [s.kept_length for s in paper.plan.segments]
+    assert [s.kept_length for s in ours.plan.segments] == list(range(128, 2049, 16))
+    assert ours.plan.flops_saving() == pytest.approx(paper.plan.flops_saving(), abs=1e-5)
+
+
+def plan_of(schedule: KeptByStep) -> RunPlan:
+    return build_plan(
+        steps=200,
+        routes=[RouteSchedule(span=(1, SHAPE.layers - 2), kept=schedule)],
+        shape=SHAPE,
+        batch=BatchSplit(global_batch=4, micro_batch=4, world_size=1),
+        lr_clock="step",
+        warmup_steps=0,
+        peak_lr=1.0,
+        final_lr=0.0,
+        decay="linear",
+    )
+
+
+@given(jumps(SHAPE.sequence_length))
+def test_by_its_flops_a_step_saves_what_the_plan_says(schedule: KeptByStep) -> None:
+    plan = plan_of(schedule)
+    saved = saving_over(plan, lambda kept: SHAPE.flops(kept=kept, dropped_layers=SHAPE.layers - 2))
+    assert saved == pytest.approx(plan.flops_saving(), abs=EXACT)
+
+
+@given(jumps(SHAPE.sequence_length // 2), st.floats(0, 10), st.floats(0.01, 1), st.floats(0.5, 2))
+def test_times_that_grow_evenly_save_what_they_would_at_every_length(
+    schedule: KeptByStep, fixed: float, each: float, plain: float
+) -> None:
+    plan, full = plan_of(schedule), fixed + each * SHAPE.sequence_length
+    seconds = {kept: [fixed + each * kept, full] for kept in (1, 5, 17, 32, 64)}
+    figures: Any = schedule_figures(plan, seconds, [full * plain, full])
+    saved = saving_over(plan, lambda kept: fixed + each * kept)
+    realised = figures["realised_saving"]
+    assert (realised["max"], realised["min"]) == pytest.approx((saved, 0), abs=EXACT)  # of the second round, nothing
+    assert figures["realised_over_theoretical"]["max"] == pytest.approx(saved / plan.flops_saving())
+    against = sorted([1 - (1 - saved) / plain, 0.0])
+    found = figures["realised_saving_against_plain"]
+    assert [found["min"], found["max"]] == pytest.approx(against, abs=EXACT)
+
+
+def test_what_does_not_fit_into_memory_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    monkeypatch.setattr("tokendrop.bench.device.measure_model", too_large)
+    saved: list[list[str]] = []
+    result = bench_device(
+        WANTED, log=lambda _: None, save=lambda so_far: saved.append([one["preset"] for one in so_far["skipped"]])
+    )
+    assert saved == [["gpt-1m"], ["gpt-1m", "gpt-5m"]]
+    assert result["models"] == []
+    assert result["skipped"][0]["reason"].endswith("CUDA out of memory. Tried to allocate 2 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("AMD EPYC", None),
+    ],
+)
+def test_a_peak_is_that_of_the_whole_card_in_bf16(name: str, peak: float | None) -> None:
+    assert peak_flops_per_s(name, torch.bfloat16) == peak
+    assert peak_flops_per_s(name, torch.float32) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--presets", "gpt-1m,gpt-2m"], "--presets: want some of gpt-1m,gpt-5m,gpt3-125m,gpt3-350m,gpt3-1.3b, got"),
+        (["--presets", ""], "--presets: want some of gpt-1m,"),
+        (["--minutes", "0"], "--minutes: want a number from 0.01 to 1440, got '0'"),
+        (["--rounds", "2"], "--rounds: want a whole number from 3 to 1,000, got '2'"),
+        (["--micro-batch", "0"], "--micro-batch: want a whole number from 1 to 4,096, got '0'"),
+        (["--out", "nowhere/device.json"], "--out nowhere/device.json: want a new .json file in a folder that exists"),
+        (["--out", "device.txt"], "--out device.txt: want a new .json file in a folder that exists"),
+    ],
+)
+def test_an_argument_that_is_wrong_is_named(complaint, tmp_path, monkeypatch, arguments, sentence) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert complaint("bench", "device", *arguments).startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
