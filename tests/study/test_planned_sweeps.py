@@ -199,7 +199,7 @@ MISTAKES = {
         "10,000 trials; want fewer, or --yes to plan more than 1,000",
     ),
     "a budget and a length": (
-        {"budget": {"equal": "flops"}, "set": {"train.length": "3 steps"}},
+        {"budget": {"equal": "flops", "amounts": [1e9]}, "set": {"train.length": "3 steps"}},
         "set: the lengths of runs follow from budget",
     ),
     "a budget of nothing": ({"budget": {"equal": "flops", "amounts": [0]}}, "budget.amounts: want numbers above 0"),

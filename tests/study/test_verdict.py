@@ -12,6 +12,7 @@ from scipy import stats
 from sweeps import DROPS, trials_of, write_sweep
 from tokendrop.errors import UserError
 from tokendrop.study.claim import Claim
+from tokendrop.study.trials import trials_with
 from tokendrop.study.verdict import judged, verdict
 
 differences = st.lists(st.floats(-1, 1), min_size=2, max_size=20)
@@ -84,3 +85,26 @@ def test_keys_that_no_single_arm_has_are_refused(tmp_path: Path, complaint: Any,
     assert f"claim.arm: {arms} arms of the sweep have drop.method: {keys['drop.method']}; want keys that one" in said
     with pytest.raises(UserError, match=r"claim\.arm"):
         judged(Claim(**claim), trials_of(write_sweep(tmp_path, axes=AXES, seeds=2)), {}, "val_loss", lower=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "arms"),
+    [({"train.peak_lr": 0.001}, 1), ({"train.peak_lr": "1e-3"}, 1), ({"train.warmup": "0.1 steps"}, 0)],
+)
+def test_an_arm_is_known_by_its_values_however_they_are_written(
+    tmp_path: Path, keys: dict[str, Any], arms: int
+) -> None:
+    trials = trials_of(write_sweep(tmp_path, axes={"train.peak_lr": [1e-3, 2e-3]}, seeds=2))
+    if arms:
+        assert {one.config.train.peak_lr for one in trials_with(trials, keys, "arm")} == {0.001}
+        return
+    with pytest.raises(UserError, match="0 arms of the sweep"):
+        trials_with(trials, keys, "arm")
+
+
+def test_an_arm_is_known_by_a_duration_and_by_a_list(tmp_path: Path) -> None:
+    linear = {"kind": "linear", "start": 8, "until": "3.0 steps", "increment": 8}
+    drops = [{"method": "random_ltd", "full_length_layers": [0], "schedule": linear}, {"method": "none"}]
+    trials = trials_of(write_sweep(tmp_path, axes={"drop": drops}, seeds=2))
+    for keys in ({"drop.schedule.until": "3 steps"}, {"drop.full_length_layers": [0], "drop.method": "random_ltd"}):
+        assert len(trials_with(trials, keys, "arm")) == 2

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -112,13 +112,17 @@ def trials_with(trials: Sequence[Trial], keys: Mapping[str, object], name: str) 
 
 
 def _is(setting: str | None, value: object) -> bool:
-    """Whether a setting of a trial is a value of a sweep file, where 0 may stand for 0.0, and a tuple is a list."""
-    if setting is not None and isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            return float(setting) == value
-        except ValueError:
-            return False
-    return setting == str(tuple(value) if isinstance(value, list) else value)
+    """Whether a setting of a trial is a value of a sweep file, which may write it in another way: 0 for 0.0."""
+    text = str(tuple(value) if isinstance(value, list) else value)
+    return setting is not None and _meaning(setting) == _meaning(text)
+
+
+def _meaning(text: str) -> object:
+    """A number or a duration, where a text is one."""
+    for read in (float, Duration.parse):
+        with suppress(ValueError):
+            return read(text)
+    return text
 
 
 class TrialMaker:
