@@ -21,7 +21,7 @@ from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
 ]
 
 IS_LONG = "TOKENDROP_KILLS" in os.environ  # make chaos
