@@ -32,7 +32,7 @@ test-with-ray:
 	$(BIN)/pytest -m 'ray and not long and not alone and not golden'
 
 test-without-ray:
-	nice -n 19 $(BIN)/pytest -m 'not ray and not long'
+	nice -n 19 $(BIN)/pytest -m 'not ray and not long and not alone'
 
 # then those that hold a run to seconds, with the machine to themselves
 test-long: install
