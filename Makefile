@@ -29,7 +29,7 @@ test: install
 	$(MAKE) --jobs 2 --keep-going --output-sync test-with-ray test-without-ray
 
 test-with-ray:
-	$(BIN)/pytest -m 'ray and not long and not alone and not golden'
+	$(BIN)/pytest -m 'ray and not long and not alone and not golden and not chaos'
 
 test-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray and not long and not alone'
@@ -41,7 +41,7 @@ test-long: install
 
 # the tests of what runs on Ray, less scaling.mode=schedule and drains, on the oldest Ray that will do
 test-oldest: .venv-oldest/installed
-	PYTHONPATH=platform .venv-oldest/bin/pytest tests/launch -m 'not alone and not golden and not schedule' \
+	PYTHONPATH=platform .venv-oldest/bin/pytest tests/launch -m 'not alone and not golden and not schedule and not chaos' \
 		--ignore tests/launch/test_autoscaling.py
 
 .venv-oldest/installed: pyproject.toml Makefile .ci/oldest.txt .ci/pins.txt .ci/repair_torchvision.py
@@ -50,9 +50,9 @@ test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python .ci/repair_torchvision.py
 	touch $@
 
-# the tests that kill processes, many times, and those of nodes that come and go; half an hour and more
+# the tests that kill processes, many times, and those of nodes that come and go; an hour and more
 chaos: install
-	TOKENDROP_KILLS=50 $(BIN)/pytest tests/chaos tests/launch/test_autoscaling.py tests/launch/test_joining.py
+	TOKENDROP_KILLS=50 $(BIN)/pytest -m chaos
 
 # whole runs against their recorded losses; a quarter of an hour
 goldens: install

@@ -73,7 +73,7 @@ def test_a_job_that_is_not_there_is_named_before_anything_starts(tmp_path: Path)
 
 
 @pytest.mark.ray
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_a_bench_goes_through_all_its_runs(tmp_path: Path) -> None:
     job = tiny_job(

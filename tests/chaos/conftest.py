@@ -1,6 +1,6 @@
 """Chaos: processes are killed at random, addressed moments, and nothing may show it.
 
-`make chaos` kills many; without it, TOKENDROP_KILLS is small, so that the tests run with all others.
+`make chaos` kills many; without TOKENDROP_KILLS, two a test.
 """
 
 import os

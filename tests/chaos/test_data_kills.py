@@ -18,7 +18,7 @@ from tokendrop.data.shards.format import MANIFEST, SHARDS
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.journal import read_steps
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(3600)]
 
 
 def job_of(folder: Path, steps: int = 600) -> Path:

@@ -29,7 +29,7 @@ from tokendrop.track.journal import read_steps
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 from tokendrop.train.reader import load_weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
 LEFT = """
 import json, ray

@@ -1,7 +1,6 @@
 """Nodes of an autoscaling cluster follow the plan of a run, and go when it has no use for them."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,8 +23,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-IS_LONG = "TOKENDROP_KILLS" in os.environ  # make chaos
-STEPS, UP, DOWN = (2100, 600, 1500) if IS_LONG else (1200, 500, 850)  # two workers from UP on, one from DOWN on
+STEPS, UP, DOWN = 2100, 600, 1500  # two workers from UP on, one from DOWN on
 ENDLESS = 100_000  # steps of a run that loses its node: a fast machine must not come to its end before
 CORES_OF_A_NODE = 1
 LAG_S = 6.0  # of the autoscaler's view, and for workers to change
@@ -61,7 +59,7 @@ def job_of(folder: Path) -> Path:
     )
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_nodes_follow_the_plan_and_go_when_they_are_free(
     tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
 ) -> None:
@@ -73,7 +71,7 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
             now = json.loads(tokendrop("status", "--json").stdout)
             nodes = sum(node["role"] == "worker" for node in now["nodes"])
             seen.append(Seen(time.time(), last_step(run), nodes, now["used"], now["requested"]))
-            time.sleep(3 if IS_LONG else 1)  # to ask takes a core for a second, from the workers
+            time.sleep(3)  # to ask takes a core for a second, from the workers
             return False
 
         command.until(look, "the end of the run")
@@ -86,7 +84,7 @@ def test_nodes_follow_the_plan_and_go_when_they_are_free(
     for start, stop, workers in ((0, UP, 1), (UP, DOWN, 2), (DOWN, STEPS, 1)):
         inside = [one for one in seen if start < one.step < stop]
         settled = [one for one in inside if inside[0].time + LAG_S < one.time < inside[-1].time - LAG_S]
-        assert settled or not IS_LONG, (start, inside)
+        assert settled, (start, inside)
         assert {one.used["CPU"] for one in settled} <= {CORES_OF_A_NODE * workers}
         if workers == 2:
             assert 2 in {one.nodes for one in inside}
@@ -134,7 +132,7 @@ FIXED = ("scaling.mode=fixed", "scaling.segments=[]")
 PER_SEGMENT = ("scaling.mode=fit_per_segment", "scaling.segments=[{from: 0%, workers: 1}]")
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.parametrize("mode", [FIXED, PER_SEGMENT], ids=["fixed", "fit_per_segment"])
 def test_a_run_without_a_policy_saves_itself_once_where_its_node_is_taken_back_and_goes_on(
     tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str], mode: Any

@@ -1,7 +1,6 @@
 """Jobs that are submitted to a local cluster whose nodes join and go under them."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from checkouts import make_folder
 
-JOBS = 10 if "TOKENDROP_KILLS" in os.environ else 2
+JOBS = 10
 AT_ONCE = 2
 TRACKED = ("scaling.workers=2", "train.micro_batch=2", "track.uri=sqlite:///mlflow.db")
 
@@ -30,7 +29,7 @@ def growing(tokendrop: Callable[..., subprocess.CompletedProcess[str]]) -> Itera
 
 
 @pytest.mark.ray
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_nodes_that_join_leave_the_jobs_that_run_alone(
     tmp_path: Path, growing: dict[str, Any], environment: dict[str, str]
