@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui dashboards test test-with-ray test-without-ray test-long test-oldest chaos goldens lint types clean
+.PHONY: install quickstart ui dashboards test test-all test-with-ray test-without-ray test-long test-alone test-oldest chaos goldens lint types clean
 
 install: .venv/installed
 
@@ -34,10 +34,17 @@ test-with-ray:
 test-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray and not long and not alone'
 
-# then those that hold a run to seconds, with the machine to themselves
 test-long: install
 	$(BIN)/pytest -m 'long and not alone'
+
+# those that hold a run to seconds, with the machine to themselves
+test-alone: install
 	$(BIN)/pytest -m alone
+
+# all of these; the long ones are a third lane, for they wait a lot too
+test-all: install
+	$(MAKE) --jobs 3 --keep-going --output-sync test-with-ray test-without-ray test-long
+	$(MAKE) test-alone
 
 # the tests of what runs on Ray, less scaling.mode=schedule and drains, on the oldest Ray that will do
 test-oldest: .venv-oldest/installed

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,10 +57,19 @@ class Command(subprocess.Popen[bytes]):
         assert not self.until(lambda: False, "its end", patience_s=patience_s)
 
 
+def processes_of_this_ray(name: str) -> list[psutil.Process]:
+    """Those of that name on the Ray that this process has started; another one may run beside it."""
+    return _with_words(psutil.Process().children(recursive=True), name)
+
+
 def processes_named(*words: str) -> list[psutil.Process]:
     """Those that have all of the words in their command line."""
+    return _with_words(psutil.process_iter(), *words)
+
+
+def _with_words(processes: Iterable[psutil.Process], *words: str) -> list[psutil.Process]:
     found: list[psutil.Process] = []
-    for process in psutil.process_iter():
+    for process in processes:
         with suppress(psutil.Error):
             line = " ".join(process.cmdline())
             if all(word in line for word in words):

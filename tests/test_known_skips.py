@@ -99,4 +99,4 @@ def test_every_listed_test_exists() -> None:
 
 
 def test_ci_asks_for_known_skips_alone() -> None:
-    assert """--only-known-skips"\ntests test\ntests test-long\n""" in (ROOT / ".ci" / "run").read_text()
+    assert """--only-known-skips"\ntests test-all\n""" in (ROOT / ".ci" / "run").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kills import processes_named
+from kills import processes_of_this_ray
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from tokendrop.errors import UserError
 from tokendrop.launch.trainer import run_training
@@ -119,8 +119,8 @@ def test_a_fast_resize_has_its_processes_before_it_is_due(job: Path, fixed: list
             time.sleep(0.02)
         tail, is_paused = MetricsTail(found[0].parent), False
         while len(pids) < 2:
-            workers = {process.pid for process in processes_named("ray::RayTrainWorker")}
-            ours = {process.pid for process in processes_named("ray::SynchronizationActor")}
+            workers = {process.pid for process in processes_of_this_ray("ray::RayTrainWorker")}
+            ours = {process.pid for process in processes_of_this_ray("ray::SynchronizationActor")}
             lines = tail.read()
             is_paused = is_paused or any("paused_at" in line for line in lines)
             if not is_paused:
