@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui dashboards test test-all test-with-ray test-without-ray test-long test-alone test-oldest chaos goldens lint types clean
+.PHONY: install quickstart ui dashboards test test-all test-ray-then-long test-with-ray test-without-ray test-long test-alone test-oldest chaos goldens lint types clean
 
 install: .venv/installed
 
@@ -41,10 +41,14 @@ test-long: install
 test-alone: install
 	$(BIN)/pytest -m alone
 
-# all of these; the long ones are a third lane, for they wait a lot too
+# all of these, with one Ray at a time
 test-all: install
-	$(MAKE) --jobs 3 --keep-going --output-sync test-with-ray test-without-ray test-long
+	$(MAKE) --jobs 2 --keep-going --output-sync test-ray-then-long test-without-ray
 	$(MAKE) test-alone
+
+test-ray-then-long:
+	$(MAKE) test-with-ray
+	$(MAKE) test-long
 
 # the tests of what runs on Ray, less scaling.mode=schedule and drains, on the oldest Ray that will do
 test-oldest: .venv-oldest/installed

@@ -135,7 +135,7 @@ def test_an_up_that_is_terminated_leaves_nothing(environment: dict[str, str], st
             stop()
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 @pytest.mark.ray
 def test_nodes_come_when_they_are_asked_for_and_go_when_they_are_idle(tokendrop, cluster, environment, state: Path):
     running = find()

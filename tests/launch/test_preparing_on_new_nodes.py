@@ -12,7 +12,7 @@ from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
 from kills import audited
 
-pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(500)]
 
 # blocks of a few documents, a reader for each core, and a writer that waits, once training can start, until it has
 SCRIPT = """
