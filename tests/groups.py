@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
 from tokendrop.models.batch import Batch
 from tokendrop.track.journal import Journal
+from tokendrop.track.run_folder import PROFILE
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.loop import TrainComponents, train
+from tokendrop.train.trace import tracing
 from tokendrop.train.worker import build_engine
 
 # the processes are forks of one that has imported what takes long
@@ -98,8 +101,9 @@ def train_until(
         world_size=world_size,
         scores=scores,
     )
-    with suppress(StopRunError):
-        train(config, parts, start=start)
+    traced = config.train.profile if rank == 0 else None
+    with tracing(traced, run / PROFILE, engine) as trace, suppress(StopRunError):
+        train(config, replace(parts, trace=trace), start=start)
     checkpoints.wait()
 
 

@@ -1,5 +1,6 @@
 """How it is trained."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,31 @@ from tokendrop.schedule.traffic import Sharing
 
 # DeepSpeed's ZeRO is mapped to AdamW's moments; Muon needs each matrix whole
 STRATEGIES_OF = {"adamw": ("ddp", "fsdp", "deepspeed"), "sgd": ("ddp", "fsdp"), "muon": ("ddp",)}
+_MOST_TRACED = 100  # steps; each of them takes megabytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSteps:
+    """Steps that torch's profiler follows on rank 0."""
+
+    steps: str
+    """The first and the last of them, counted from 1: `20..25`."""
+
+    def __post_init__(self) -> None:
+        if re.fullmatch(r"[0-9]{1,15}\.\.[0-9]{1,15}", self.steps) is None:
+            raise ValueError(f"steps: want the first and the last step, such as 20..25, got {self.steps!r}")
+        if not 1 <= self.first <= self.last < self.first + _MOST_TRACED:
+            raise ValueError(f"steps: want at most {_MOST_TRACED} steps, from 1 on and in order, got {self.steps!r}")
+
+    @property
+    def first(self) -> int:
+        """The first step that is traced, counted from 1."""
+        return int(self.steps.partition("..")[0])
+
+    @property
+    def last(self) -> int:
+        """The last step that is traced, counted from 1."""
+        return int(self.steps.partition("..")[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +75,8 @@ class TrainConfig:
     """How workers hold the model: all of it each, or shares. A run that goes on may do so under another strategy."""
     zero_stage: Literal[1, 2, 3] | None = None
     """Of `strategy: deepspeed`: share out the optimizer state (1, the default), gradients too (2), weights too (3)."""
+    profile: TracedSteps | None = None
+    """Steps whose trace and summary by phase are written into the run's `profile` folder."""
 
     @property
     def sharing(self) -> Sharing:

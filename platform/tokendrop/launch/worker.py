@@ -13,18 +13,19 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
-from tokendrop.method import Dropping
+from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
 from tokendrop.track.journal import Journal
 from tokendrop.track.prometheus import exporting_rank, tags_of
-from tokendrop.track.run_folder import ENVIRONMENT, JOB, TOKENIZER
+from tokendrop.track.run_folder import ENVIRONMENT, JOB, PROFILE, TOKENIZER
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.device import describe_device, tune_cpu
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.initial import find_initial
 from tokendrop.train.loop import TrainComponents
+from tokendrop.train.trace import tracing
 from tokendrop.train.worker import build_engine, train_by_plan
 
 _SEEN_WITHIN_S = 10.0  # what one machine writes to shared storage, by the others
@@ -68,8 +69,7 @@ def run_worker(
     if rank == 0:
         describe_workers(spec.run / ENVIRONMENT, describe_device(device))
     scores = config.drop.scores(config.model.vocab_size, device)
-    meta = {"model": asdict(config.model), "name": config.name}
-    checkpoints = Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores)
+    checkpoints = _checkpoints(spec, scores)
     engine, dropping, start = _restored(config, checkpoints, device)
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
@@ -88,8 +88,17 @@ def run_worker(
         pause=control.pause_requested,
     )
     tags, wanted = tags_of(spec.run, config.track.sweep), config.track.ranks
-    with exporting_rank(journal, tags, rank=rank, world_size=world_size, wanted=wanted) as recorder:
-        train_by_plan(config, replace(components, recorder=recorder), control, start=start)
+    with (
+        tracing(config.train.profile if rank == 0 else None, spec.run / PROFILE, engine) as trace,
+        exporting_rank(journal, tags, rank=rank, world_size=world_size, wanted=wanted) as recorder,
+    ):
+        train_by_plan(config, replace(components, recorder=recorder, trace=trace), control, start=start)
+
+
+def _checkpoints(spec: WorkerSpec, scores: TokenScores | None) -> Checkpoints:
+    config = spec.config
+    meta = {"model": asdict(config.model), "name": config.name}
+    return Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores)
 
 
 def _restored(

@@ -11,7 +11,7 @@ import vl_convert
 from tokendrop.report.arms import Arm
 from tokendrop.report.charts import FIGURES, Figure, drawable, palette, spec_of
 from tokendrop.report.curves import Rows
-from tokendrop.report.tables import again, curve_table, savings_table, sentences
+from tokendrop.report.tables import again, curve_table, profile_table, savings_table, sentences
 from tokendrop.secrets import redact_all
 
 _TEMPLATE = files("tokendrop.report") / "page.html"
@@ -33,6 +33,7 @@ def page_text(arms: Sequence[Arm], data: Mapping[str, Rows], *, notes: Sequence[
             "notes": [*notes, *(note for arm in arms for run in arm.runs for note in run.notes())],
             "arms": [{"label": label, "color": color} for label, color in zip(labels, palette(labels), strict=True)],
             "savings": savings_table(arms),
+            "profile": profile_table(arms),
             "figures": [_described(figure, data, labels) for figure in figures],
             "again": again(arms),
         }

@@ -10,6 +10,7 @@ from tokendrop.config.load import dump_job
 from tokendrop.output import count
 from tokendrop.report.arms import Arm, Difference, difference, reference
 from tokendrop.report.curves import Rows, speeds_of, thinned
+from tokendrop.track.run_folder import read_profile
 
 _MOST_ROWS = 20  # of the table below a chart
 
@@ -129,6 +130,27 @@ def _savings(arm: Arm, base: Arm) -> list[str]:
         time,
         f"{middle:,.0f} ({low:,.0f} to {high:,.0f})",
     ]
+
+
+def profile_table(arms: Sequence[Arm]) -> dict[str, Any] | None:
+    """Where the time of traced steps went, by arm, of its longest run; None where none was traced."""
+    found = {arm.label: summary for arm in arms if (summary := read_profile(arm.longest.folder))}
+    if not found:
+        return None
+    parts = list(dict.fromkeys(part for summary in found.values() for part in _parts_s(summary)))
+    header = ["arm", "steps", "workers", "seconds a step", *parts]
+    return {"header": header, "rows": [[label, *_profiled(summary, parts)] for label, summary in found.items()]}
+
+
+def _parts_s(summary: Mapping[str, Any]) -> dict[str, float]:
+    return {**summary["phases_s"], **{f"{part} (within)": value for part, value in summary["within_s"].items()}}
+
+
+def _profiled(summary: Mapping[str, Any], parts: Sequence[str]) -> list[str]:
+    step_s, of_part = summary["step_s"], _parts_s(summary)
+    steps = f"{summary['first_step']:,} to {summary['last_step']:,}"
+    shares = [f"{of_part[part] / step_s:.1%}" if part in of_part else "" for part in parts]
+    return [steps, str(summary["world_size"]), f"{step_s:.4g}", *shares]
 
 
 def curve_table(rows: Rows, x: str, y: str, labels: Sequence[str]) -> tuple[list[str], list[list[str]]]:

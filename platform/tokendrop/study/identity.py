@@ -12,7 +12,7 @@ from tokendrop.track.mlflow import flat
 
 WHERE = (
     *("name", "run", "runs_folder", "scaling", "checkpoint", "track"),
-    *("data.folder", "data.reader", "data.max_rejected"),
+    *("data.folder", "data.reader", "data.max_rejected", "train.profile"),
     "model.preset",  # whose sizes are keys of their own
 )
 """Keys, and branches with all their keys, that say where a trial runs, how it is saved and how it is called."""

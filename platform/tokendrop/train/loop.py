@@ -4,8 +4,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from tokendrop.train.engines.base import Engine
 from tokendrop.train.figures import HostCopy, StartedStep
 from tokendrop.train.held_out import held_out_mean, labels_per_sample
 from tokendrop.train.report import Recorder, StepReport
+from tokendrop.train.trace import Trace
 
 
 class Batches(Protocol):
@@ -52,6 +54,8 @@ class TrainComponents:
     pause: Callable[[int], bool] = lambda step: False
     """Told the steps done; whether this worker is asked to pause, for all of them: after the next step, or, as
     the answers of all are read with that step's figures, `reads_behind` steps later."""
+    trace: Trace = lambda step: nullcontext()
+    """Around the work of a step, numbered from 1, where the job wants some of them traced."""
     reads_behind: int = 0
     """Steps that the device is given before the host waits for the figures of an earlier one: 1 keeps a GPU busy."""
 
@@ -71,7 +75,8 @@ def train(config: ExperimentConfig, components: TrainComponents, *, start: int, 
     started: deque[StartedStep] = deque()
     clock, done, pause_requested = time.perf_counter(), start, False
     while done < stop and not pause_requested:
-        started.append(start_step(config, plan, components, done))
+        with components.trace(done + 1):
+            started.append(start_step(config, plan, components, done))
         done += 1
         validates = done % validate_every == 0 or done == plan.steps
         saves = done % save_every == 0 or done == stop
@@ -173,7 +178,7 @@ def micro_batches(
     Where their numbers of labels differ, all of them are made before the first one is trained on, so that the mean of
     their losses is that over all labels of the global batch.
     """
-    batches = timed(components.batches.of_step(step))
+    batches = timed(components.batches.of_step(step), components.engine.label)
     if config.drop.cuts:
         batches = ((config.drop.shortened(batch, kept_length), waited) for batch, waited in batches)
     first, waited = next(batches)
@@ -191,11 +196,14 @@ def validate(components: TrainComponents) -> tuple[float, dict[str, float]]:
     return held_out_mean(components.engine, components.batches.validation())
 
 
-def timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+def timed(
+    batches: Iterator[Batch], label: Callable[[str], AbstractContextManager[Any]]
+) -> Iterator[tuple[Batch, float]]:
     """Each batch, with the seconds that it was waited for."""
     while True:
         began = time.perf_counter()
-        batch = next(batches, None)
+        with label("data"):
+            batch = next(batches, None)
         if batch is None:
             return
         yield batch, time.perf_counter() - began

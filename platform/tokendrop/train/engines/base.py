@@ -1,6 +1,7 @@
 """One model under one strategy: what the loop asks of it, and how the strategies do it where they do the same."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,11 @@ from tokendrop.train.reader import CheckpointReader, load_into
 from tokendrop.train.task import Loss, LossFunction
 
 
+def no_label(name: str) -> nullcontext[None]:
+    """What marks a phase of a step while nothing is traced."""
+    return nullcontext()
+
+
 class Engine:
     """Runs a model over all workers; the loop knows nothing else of strategies.
 
@@ -29,6 +35,8 @@ class Engine:
         self.model, self.optimizers, self.dtype, self.loss = model, list(optimizers), dtype, loss
         self.device = next(model.parameters()).device
         self.world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self.label: Callable[[str], AbstractContextManager[Any]] = no_label
+        """What marks the phases of a step while it is traced."""
 
     def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
         """Add the gradients of `share` x the batch's mean loss; the last micro batch averages them over the workers.
@@ -40,16 +48,18 @@ class Engine:
 
     def backward(self, loss: Loss, share: float) -> Loss:
         """Add the gradients of a share of the loss; returns it without what they were made from."""
-        (loss.mean * share).backward()
+        with self.label("backward"):
+            (loss.mean * share).backward()
         return replace(loss, mean=loss.mean.detach())
 
     def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
         """Clip, update, forget the gradients; the gradient norm before clipping."""
-        self.set_lr(lr)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_grad_norm)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self.zero_grad()
+        with self.label("optimizer"):
+            self.set_lr(lr)
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_grad_norm)
+            for optimizer in self.optimizers:
+                optimizer.step()
+            self.zero_grad()
         return norm
 
     def set_lr(self, lr: float) -> None:
@@ -65,7 +75,7 @@ class Engine:
 
     def forward(self, model: nn.Module, batch: Batch) -> Loss:
         """The loss by the model or a wrapper of it, matrix products in the engine's dtype."""
-        with autocast(self.device, self.dtype):
+        with self.label("forward"), autocast(self.device, self.dtype):
             return self.loss(model, batch)
 
     @torch.no_grad()

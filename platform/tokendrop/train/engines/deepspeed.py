@@ -95,13 +95,15 @@ class DeepSpeedEngine(Engine):
     def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
         self.zero.set_gradient_accumulation_boundary(last_micro_batch)
         mean, *token_losses = self.zero(batch)
-        self.zero.backward(mean * share, scale_wrt_gas=False)
+        with self.label("backward"):
+            self.zero.backward(mean * share, scale_wrt_gas=False)
         return Loss(mean.detach(), *token_losses)
 
     def step(self, *, lr: float, max_grad_norm: float) -> Tensor:
         self.set_lr(lr)
         self.zero.optimizer.clip_grad = max_grad_norm
-        self.zero.step()
+        with self.label("optimizer"):
+            self.zero.step()
         return torch.as_tensor(self.zero.get_global_grad_norm())
 
     @torch.no_grad()
