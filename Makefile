@@ -1,7 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install quickstart ui dashboards test test-all test-ray-then-long test-with-ray test-without-ray test-long test-alone test-oldest chaos goldens lint types clean
+.PHONY: install quickstart ui dashboards lint types clean \
+	test test-all test-ray-then-long test-with-ray test-without-ray test-long test-alone test-oldest chaos goldens
 
 install: .venv/installed
 

@@ -17,7 +17,6 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
 from tokendrop.models.batch import Batch
 from tokendrop.track.journal import Journal
-from tokendrop.track.run_folder import PROFILE
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.loop import TrainComponents, train
@@ -102,7 +101,7 @@ def train_until(
         scores=scores,
     )
     traced = config.train.profile if rank == 0 else None
-    with tracing(traced, run / PROFILE, engine) as trace, suppress(StopRunError):
+    with tracing(traced, run, engine) as trace, suppress(StopRunError):
         train(config, replace(parts, trace=trace), start=start)
     checkpoints.wait()
 

@@ -23,6 +23,7 @@ from tokendrop.track.audit import audit
 from tokendrop.track.journal import read_ledger, uncommitted_parts
 from tokendrop.track.run_folder import open_run_folder, read_attempts
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, read_meta
+from tokendrop.train.trace_summary import read_summary
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -59,11 +60,14 @@ def assert_ledger_is_exact(run: Path) -> None:
 
 
 def test_world_size_does_not_show_in_samples_or_losses(job: Path, alone: Path) -> None:
-    together = trained(job, "scaling.workers=4")
+    together = trained(job, "scaling.workers=4", "train.profile.steps=2..3")
     np.testing.assert_allclose(losses(together), losses(alone), rtol=FLOAT64)
     for run, workers in ((alone, 1), (together, 4)):
         assert {row["world_size"] for row in read_ledger(run)} == {workers}
         assert_ledger_is_exact(run)
+    traced = read_summary(together)
+    assert traced is not None
+    assert (traced["first_step"], traced["last_step"], traced["world_size"]) == (2, 3, 4)
 
 
 @pytest.mark.long

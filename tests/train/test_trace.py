@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from groups import together, train_until
+from mutations import flip_bit
 from recorded import record
 from tiny import experiment
 from tokendrop.cli.main import main
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.train import TracedSteps
+from tokendrop.launch import resume
+from tokendrop.study import identity
 from tokendrop.track.journal import read_steps
-from tokendrop.track.run_folder import PROFILE, read_profile
-from tokendrop.train.trace import SUMMARY
+from tokendrop.train.trace_summary import PROFILE, read_summary, write_summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -28,7 +30,7 @@ CASES = {
     "full length": (1, traced("2..3", drop={"method": "none"})),
     "two workers": (2, traced("2..3")),
     "shared out": (2, traced("2..3", train__strategy="fsdp")),
-    "cut short": (1, traced("3..9")),
+    "cut short": (1, traced("3..6")),
     "none": (1, experiment()),
 }
 
@@ -51,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", ["dropped", "full length", "two workers", "shared out", "cut short"])
 def test_phases_add_up_to_the_step_and_hold_what_is_within(runs: Path, case: str) -> None:
     workers, config = CASES[case]
-    summary = read_profile(runs / case)
+    summary = read_summary(runs / case)
     assert summary is not None
     first, last = (3, 4) if case == "cut short" else (2, 3)
     assert (summary["first_step"], summary["last_step"], summary["world_size"]) == (first, last, workers)
@@ -71,7 +73,7 @@ def test_phases_add_up_to_the_step_and_hold_what_is_within(runs: Path, case: str
 def test_a_traced_run_trains_what_it_would_have_without(runs: Path) -> None:
     one, other = ([(row["loss"], row["grad_norm"]) for row in read_steps(runs / case)] for case in ("dropped", "none"))
     assert one == other
-    assert read_profile(runs / "none") is None
+    assert read_summary(runs / "none") is None
     assert not (runs / "none" / PROFILE).exists()
 
 
@@ -79,6 +81,19 @@ def test_a_traced_run_trains_what_it_would_have_without(runs: Path) -> None:
 def test_steps_that_are_no_range_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^steps: want "):
         TracedSteps(steps=text)
+
+
+def test_steps_beyond_the_end_of_the_run_are_refused() -> None:
+    last = experiment().steps
+    traced(f"{last}..{last}")
+    with pytest.raises(ValueError, match=rf"^train\.profile\.steps: the run ends with step {last}, got"):
+        traced(f"{last}..{last + 1}")
+
+
+def test_a_run_is_the_same_one_whether_or_not_it_is_traced() -> None:
+    plain, with_trace = CASES["none"][1], CASES["dropped"][1]
+    assert identity.settings_of(with_trace) == identity.settings_of(plain)
+    assert resume.settings(with_trace) == resume.settings(plain)
 
 
 def test_a_report_tells_where_the_time_of_traced_steps_went(tmp_path: Path) -> None:
@@ -90,11 +105,11 @@ def test_a_report_tells_where_the_time_of_traced_steps_went(tmp_path: Path) -> N
     (run / PROFILE).mkdir()
     summary = {"first_step": 2, "last_step": 3, "world_size": 1, "step_s": 0.5}
     summary |= {"phases_s": {"forward": 0.2, "other": 0.3}, "within_s": {"communication": 0.1}}
-    (run / PROFILE / SUMMARY).write_text(json.dumps(summary))
+    write_summary(run, summary)
     main(["report", str(run), "--to", str(page)])
     told = page.read_text()
     assert "Where the time of traced steps went" in told
     assert all(f"<td>{share}</td>" in told for share in ("2 to 3", "40.0%", "60.0%", "20.0%"))
-    (run / PROFILE / SUMMARY).write_text("[]")
+    flip_bit(run / PROFILE / "summary.json", 0.5)
     main(["report", str(run), "--to", str(page)])
     assert "traced steps" not in page.read_text()

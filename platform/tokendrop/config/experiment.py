@@ -70,6 +70,11 @@ class ExperimentConfig:
             self._check_in_epochs()
             return
         _ = self.plan  # raises where two branches do not fit together
+        if self.train.profile is not None and self.train.profile.last > self.steps:
+            raise ValueError(
+                f"train.profile.steps: the run ends with step {self.steps}, got {self.train.profile.steps!r}; want"
+                " steps up to that"
+            )
         if self.drop.keeps_special:
             self._check_special_tokens()
 

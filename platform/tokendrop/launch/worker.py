@@ -18,7 +18,7 @@ from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
 from tokendrop.track.journal import Journal
 from tokendrop.track.prometheus import exporting_rank, tags_of
-from tokendrop.track.run_folder import ENVIRONMENT, JOB, PROFILE, TOKENIZER
+from tokendrop.track.run_folder import ENVIRONMENT, JOB, TOKENIZER
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.device import describe_device, tune_cpu
@@ -89,7 +89,7 @@ def run_worker(
     )
     tags, wanted = tags_of(spec.run, config.track.sweep), config.track.ranks
     with (
-        tracing(config.train.profile if rank == 0 else None, spec.run / PROFILE, engine) as trace,
+        tracing(config.train.profile if rank == 0 else None, spec.run, engine) as trace,
         exporting_rank(journal, tags, rank=rank, world_size=world_size, wanted=wanted) as recorder,
     ):
         train_by_plan(config, replace(components, recorder=recorder, trace=trace), control, start=start)

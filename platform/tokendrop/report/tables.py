@@ -10,7 +10,7 @@ from tokendrop.config.load import dump_job
 from tokendrop.output import count
 from tokendrop.report.arms import Arm, Difference, difference, reference
 from tokendrop.report.curves import Rows, speeds_of, thinned
-from tokendrop.track.run_folder import read_profile
+from tokendrop.train.trace_summary import read_summary
 
 _MOST_ROWS = 20  # of the table below a chart
 
@@ -134,7 +134,7 @@ def _savings(arm: Arm, base: Arm) -> list[str]:
 
 def profile_table(arms: Sequence[Arm]) -> dict[str, Any] | None:
     """Where the time of traced steps went, by arm, of its longest run; None where none was traced."""
-    found = {arm.label: summary for arm in arms if (summary := read_profile(arm.longest.folder))}
+    found = {arm.label: summary for arm in arms if (summary := read_summary(arm.longest.folder))}
     if not found:
         return None
     parts = list(dict.fromkeys(part for summary in found.values() for part in _parts_s(summary)))

@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,8 +23,6 @@ from tokendrop.train.checkpoint_index import read_meta
 from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
 
 JOB, PLAN, ENVIRONMENT, DATA = "job.yaml", "plan.json", "environment.json", "data.txt"
-PROFILE = "profile"
-"""The folder of what `train.profile` leaves."""
 SWEEPS, TRIALS = "sweeps", "trials.json"
 """A sweep leaves a folder SWEEPS/NAME beside its runs, in which TRIALS names them."""
 
@@ -212,12 +209,3 @@ def read_attempts(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
     """What metrics.jsonl says of the groups of workers that a run had, and of the planned changes between them."""
     lines = read_events(folder)
     return [line for line in lines if "attempt_from" in line], [line for line in lines if "resize_at" in line]
-
-
-def read_profile(run: Path) -> dict[str, Any] | None:
-    """The summary of the steps that `train.profile` traced; None where there is none, or it is damaged."""
-    try:
-        summary = json.loads((run / PROFILE / "summary.json").read_text())
-        return summary if {"phases_s", "within_s", "step_s"} <= summary.keys() else None
-    except (OSError, ValueError, AttributeError):
-        return None

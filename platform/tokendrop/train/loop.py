@@ -4,7 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from tokendrop.train.engines.base import Engine
 from tokendrop.train.figures import HostCopy, StartedStep
 from tokendrop.train.held_out import held_out_mean, labels_per_sample
 from tokendrop.train.report import Recorder, StepReport
-from tokendrop.train.trace import Trace
+from tokendrop.train.trace import Trace, untraced
 
 
 class Batches(Protocol):
@@ -54,7 +54,7 @@ class TrainComponents:
     pause: Callable[[int], bool] = lambda step: False
     """Told the steps done; whether this worker is asked to pause, for all of them: after the next step, or, as
     the answers of all are read with that step's figures, `reads_behind` steps later."""
-    trace: Trace = lambda step: nullcontext()
+    trace: Trace = untraced
     """Around the work of a step, numbered from 1, where the job wants some of them traced."""
     reads_behind: int = 0
     """Steps that the device is given before the host waits for the figures of an earlier one: 1 keeps a GPU busy."""

@@ -1,6 +1,5 @@
 """Some steps of a run as torch's profiler sees them, and where their time went."""
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from tokendrop.config.train import TracedSteps
 from tokendrop.train.engines.base import Engine, no_label
+from tokendrop.train.trace_summary import PROFILE, write_summary
 
-SUMMARY = "summary.json"
 PHASES = ("data", "forward", "backward", "optimizer")
 _MOVES = ("_Gather", "_Combine", "_GatherBackward", "_CombineBackward")
 _COMMUNICATION = ("gloo:", "nccl")  # spans of the process group, kernels on the device
@@ -23,17 +22,22 @@ Trace = Callable[[int], AbstractContextManager[Any]]
 """Around the work of one step, numbered from 1."""
 
 
-@contextmanager
-def tracing(steps: TracedSteps | None, folder: Path, engine: Engine) -> Iterator[Trace]:
-    """Trace these steps of one worker, if any, into a folder; other steps cost nothing.
+def untraced(step: int) -> nullcontext[None]:
+    """The `Trace` that traces nothing."""
+    return nullcontext()
 
-    It leaves a trace for Perfetto or chrome://tracing and `summary.json`. Where the workers change within the steps,
+
+@contextmanager
+def tracing(steps: TracedSteps | None, run: Path, engine: Engine) -> Iterator[Trace]:
+    """Trace these steps of one worker, if any, into a run's folder; other steps cost nothing.
+
+    It leaves a trace for Perfetto or chrome://tracing, and a summary. Where the workers change within the steps,
     the summary is that of the last workers that trained some of them.
     """
     if steps is None:
-        yield lambda step: nullcontext()
+        yield untraced
         return
-    tracer = _Tracer(steps, folder, engine)
+    tracer = _Tracer(steps, run, engine)
     try:
         yield tracer.around
     finally:
@@ -41,8 +45,8 @@ def tracing(steps: TracedSteps | None, folder: Path, engine: Engine) -> Iterator
 
 
 class _Tracer:
-    def __init__(self, steps: TracedSteps, folder: Path, engine: Engine) -> None:
-        self.steps, self.folder, self.engine = steps, folder, engine
+    def __init__(self, steps: TracedSteps, run: Path, engine: Engine) -> None:
+        self.steps, self.run, self.engine = steps, run, engine
         self.on_gpu = engine.device.type == "cuda"
         self.profiler: profile | None = None
         self.traced: list[int] = []
@@ -82,9 +86,10 @@ class _Tracer:
         profiler.stop()
         if not self.traced:
             return
-        self.folder.mkdir(exist_ok=True)
+        folder = self.run / PROFILE
+        folder.mkdir(exist_ok=True)
         first, last = self.traced[0], self.traced[-1]
-        profiler.export_chrome_trace(str(self.folder / f"steps_{first}_to_{last}.json.gz"))
+        profiler.export_chrome_trace(str(folder / f"steps_{first}_to_{last}.json.gz"))
         count = len(self.traced)
         summary = {
             "first_step": first,
@@ -93,7 +98,7 @@ class _Tracer:
             "step_s": self.seconds / count,
             **where_time_went(profiler.events() or [], self.seconds, steps=count, on_gpu=self.on_gpu),
         }
-        (self.folder / SUMMARY).write_text(json.dumps(summary, indent=2))
+        write_summary(self.run, summary)
 
 
 def where_time_went(events: Sequence[Any], seconds: float, *, steps: int, on_gpu: bool) -> dict[str, Any]:
