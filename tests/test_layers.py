@@ -68,6 +68,7 @@ FOREIGN = {
     "track": {"pyarrow"},
     "track/audit.py": {"numpy"},
     "track/mlflow.py": {"mlflow"},
+    "track/mlflow_run.py": {"mlflow"},
     "track/prometheus.py": {"ray"},
     "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "tqdm", "transformers"},
     "evaluate/task_data.py": {"yaml"},

@@ -44,7 +44,7 @@ GIVEN = {
     "export": ["run", "--to", "folder"],
     "generate": ["run", "--prompt", "text"],
     "report": ["run"],
-    "reproduce run": ["growth"],
+    "reproduce run": ["growth", "--studies", str(ROOT / "jobs" / "studies")],
     "runs show": ["run"],
     "runs diff": ["run", "run"],
     "runs clean": ["--older", "30d"],

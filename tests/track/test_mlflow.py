@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,8 @@ from tokendrop.config.run import CheckpointConfig
 from tokendrop.launch import watch
 from tokendrop.launch.watch import Watcher
 from tokendrop.track.journal import Journal
-from tokendrop.track.mlflow import METRICS, STATE, MlflowMirror, flat
+from tokendrop.track.mlflow import METRICS, STATE, MlflowMirror
+from tokendrop.track.parameters import parameters
 from tokendrop.track.run_folder import DATA, ENVIRONMENT, JOB, PLAN
 from tokendrop.train.report import StepReport
 from tokendrop.train.sealed import seal_json, seal_text
@@ -108,7 +109,7 @@ def test_what_describes_a_run_is_sent_whole_however_the_first_attempt_ended(tmp_
     late.sync()
     assert mirror.run_id == late.run_id is not None
     client = MlflowClient(sqlite)
-    assert client.get_run(late.run_id).data.params == flat(asdict(config))
+    assert client.get_run(late.run_id).data.params == parameters(config)
     assert {artifact.path for artifact in client.list_artifacts(late.run_id)} == {JOB, PLAN, ENVIRONMENT}
 
 

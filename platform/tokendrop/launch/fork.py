@@ -16,7 +16,7 @@ from tokendrop.launch.resume import check_own_files, shards_at_hand
 from tokendrop.secrets import redact_all
 from tokendrop.track.journal import METRICS, STEPS, copy_record, steps_table
 from tokendrop.track.lineage import Lineage, read_lineage, write_lineage
-from tokendrop.track.mlflow import flat
+from tokendrop.track.parameters import flat
 from tokendrop.track.run_folder import (
     DATA,
     JOB,

@@ -12,7 +12,7 @@ from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.secrets import redact
-from tokendrop.track.mlflow import flat
+from tokendrop.track.parameters import flat
 from tokendrop.track.run_folder import check_model, open_run_folder
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, newest_whole, set_aside
 from tokendrop.train.storage import read_index

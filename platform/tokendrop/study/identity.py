@@ -8,7 +8,7 @@ from dataclasses import asdict
 from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.secrets import redact
-from tokendrop.track.mlflow import flat
+from tokendrop.track.parameters import flat
 
 WHERE = (
     *("name", "run", "runs_folder", "scaling", "checkpoint", "track"),

@@ -1,8 +1,10 @@
 """environment.json of a run: what its driver and its workers run on."""
 
+import getpass
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,13 +13,46 @@ from pathlib import Path
 from typing import Any
 
 from tokendrop.atomic import atomic_write
+from tokendrop.secrets import redact_all
 
 _PACKAGES = ("tokendrop", "torch", "ray", "mlflow", "pyarrow", "numpy", "tokenizers", "deepspeed")
 
 
 def describe_driver(path: Path) -> None:
-    """Write what this process, the driver of a run, runs on; what its workers said before stays."""
-    _write(path, {**environment(), "workers": _read(path).get("workers")})
+    """Write what this process, the driver of a run, runs on and comes from; what its workers said before stays."""
+    _write(path, {**environment(), "origin": origin(), "workers": _read(path).get("workers")})
+
+
+def origin() -> dict[str, str]:
+    """Where what this process does comes from, as far as it is known, without secrets.
+
+    `command`, `source` (the job file in it, else the program), `user`, and `source_commit`, of the checkout that the
+    working directory is in.
+    """
+    program, arguments = Path(sys.argv[0]).name, sys.argv[1:]
+    files = [one for one in arguments if one.endswith((".yaml", ".yml")) and "=" not in one]
+    found: dict[str, str | None] = {
+        "command": shlex.join([program, *arguments]),
+        "source": files[0] if files else program,
+        "user": _user(),
+        "source_commit": _commit(Path.cwd()),
+    }
+    return redact_all({key: value for key, value in found.items() if value})
+
+
+def origin_of(path: Path) -> dict[str, str]:
+    """The origin of a run that its environment.json tells of; empty where it tells of none."""
+    found = _read(path).get("origin")
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, str)}
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # it has no name here, as in a container
+        return None
 
 
 def describe_workers(path: Path, device: Mapping[str, Any]) -> None:
@@ -32,7 +67,7 @@ def describe_workers(path: Path, device: Mapping[str, Any]) -> None:
 def environment() -> dict[str, Any]:
     """Of this process: versions, machine, commit."""
     return {
-        "commit": _commit(),
+        "commit": _commit(Path(__file__).parent),
         "python": sys.version.split()[0],
         "machine": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
@@ -40,9 +75,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """Of the checkout that this package lies in; None where it lies in none, or there is no git."""
-    root = Path(__file__).parent
+def _commit(root: Path) -> str | None:
+    """Of the checkout that a folder lies in; None where it lies in none, or there is no git."""
     try:
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
     except OSError:

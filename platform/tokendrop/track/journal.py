@@ -21,7 +21,7 @@ STEPS, LEDGER, METRICS = "steps.parquet", "ledger.parquet", "metrics.jsonl"
 _PART = re.compile(r"(\d+)-(\d+)-rank\d+\.parquet")
 _NO_KEYS: Any = None  # a folder named key=value above the run is no column
 _OF_VALIDATION = ("val_loss", "val_figures")  # null at other steps
-_FLUSH_S, _TAIL_BYTES = 0.5, 4096
+_FLUSH_S, _TAIL_BYTES, _SPAN_BYTES = 0.5, 4096, 2**16
 _STEP_LINE = b'{"step"'  # so begins the line of a step
 _ROW_GROUP = 1024  # steps; who reads a few of them reads no more than such a group
 
@@ -228,6 +228,15 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
         return []
     whole = lines[:-1]  # the last one ends without a line feed, or is empty
     return [parsed for line in whole if not line.startswith(_STEP_LINE) and (parsed := _parse(line)) is not None]
+
+
+def recorded_span(folder: Path) -> tuple[float, float] | None:
+    """The times of the first and of the last line of metrics.jsonl, in seconds since 1970; None where it has none."""
+    path = folder / METRICS
+    size = path.stat().st_size if path.exists() else 0
+    ends = (MetricsTail(folder).read(_SPAN_BYTES), MetricsTail(folder, max(0, size - _SPAN_BYTES)).read())
+    times = [line["time"] for lines in ends for line in lines if isinstance(line.get("time"), int | float)]
+    return (times[0], max(times)) if times else None
 
 
 def _pause_at(folder: Path, step: int) -> dict[str, Any] | None:

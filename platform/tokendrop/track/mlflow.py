@@ -6,28 +6,25 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
 from tokendrop.atomic import atomic_write
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.run import TrackConfig
 from tokendrop.config.task import TaskConfig
 from tokendrop.errors import UserError
-from tokendrop.secrets import HIDDEN, redact, redact_all, restored, variables
+from tokendrop.secrets import HIDDEN, redact_all, restored, variables
 from tokendrop.track.evaluations import EVALUATIONS, RESULT, flat_metrics, note_sent, unsent
 from tokendrop.track.journal import MetricsTail
-from tokendrop.track.lineage import read_lineage
+from tokendrop.track.mlflow_run import FORBIDDEN, SQLITE, datasets_of, experiment_of, span_ms, tags_of
+from tokendrop.track.parameters import parameters
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 
 STATE, ID = "mlflow.json", "id.txt"
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 _BATCH, _PARAMS = 1000, 100  # metrics and parameters that one call of MLflow's API takes
-_SQLITE = "sqlite:///"
-_FORBIDDEN = re.compile(r"[^\w\-./ ]")  # in a metric's name
 _BEGIN: dict[str, Any] = {"run_id": None, "described": False, "offset": 0, "artifacts": {}}
 _BEGIN |= {"status": "RUNNING", "status_sent": "RUNNING"}
 
@@ -89,7 +86,7 @@ class MlflowMirror:
         if self.state["status"] != self.state["status_sent"]:
             client.update_run(self.run_id, status=self.state["status"])
             if self.state["status"] != "RUNNING":
-                client.set_terminated(self.run_id, self.state["status"])
+                client.set_terminated(self.run_id, self.state["status"], span_ms(self.folder)[1])
             self._remember(status_sent=self.state["status"])
         self._send_artifacts(client)
         self.sync_evaluations()
@@ -108,11 +105,11 @@ class MlflowMirror:
         for folder, result in unsent(self.folder):
             stamp, step = int((folder / RESULT).stat().st_mtime * 1000), result["step"]
             values = flat_metrics(result).items()
-            metrics = [Metric(f"eval/{_FORBIDDEN.sub('-', name)}", value, stamp, step) for name, value in values]
+            metrics = [Metric(f"eval/{FORBIDDEN.sub('-', name)}", value, stamp, step) for name, value in values]
             for first in range(0, len(metrics), _BATCH):
                 client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
             for task, version in result["versions"].items():
-                client.set_tag(self.run_id, f"eval/{_FORBIDDEN.sub('-', task)}_version", str(version))
+                client.set_tag(self.run_id, f"eval/{FORBIDDEN.sub('-', task)}_version", str(version))
             client.log_artifacts(self.run_id, str(folder), f"{EVALUATIONS}/{folder.name}")
             note_sent(folder, self.run_id)
 
@@ -122,30 +119,21 @@ class MlflowMirror:
         known = client.search_runs([experiment_id], f"tags.`tokendrop.id` = '{own_id(self.folder)}'", max_results=1)
         if known:
             return known[0].info.run_id
-        plan, lineage = self.config.plan, read_lineage(self.folder)
-        tags = {
-            **self.config.track.tags,
-            **(lineage.tags if lineage else {}),
-            "tokendrop.id": own_id(self.folder),
-            "tokendrop.run": self.folder.name,
-            "tokendrop.folder": str(self.folder),
-            "method": self.config.drop.method,
-            "model": self.config.model.preset or self.config.model.kind,
-            "lr_clock": self.config.train.lr_clock,
-            "seed": str(self.config.seed),
-            "layer_token_saving": f"{plan.layer_token_saving():.1%}",
-        }
-        return client.create_run(experiment_id, run_name=self.config.name, tags=redact_all(tags)).info.run_id
+        tags = {**tags_of(self.folder, self.config), "tokendrop.id": own_id(self.folder)}
+        begun, _ = span_ms(self.folder)
+        return client.create_run(experiment_id, begun, tags, run_name=self.config.name).info.run_id
 
     def _send_settings(self, client: Any) -> None:
-        """Send the job's settings, which MLflow takes once and for all."""
+        """Send what MLflow takes once and for all: the job's settings, and what it trains on."""
         from mlflow.entities import Param
 
         known = client.get_run(self.run_id).data.params  # of an earlier attempt
-        settings = redact_all(flat(asdict(self.config)))
+        settings = redact_all(parameters(self.config))
         params = [Param(key, value) for key, value in settings.items() if key not in known]
         for first in range(0, len(params), _PARAMS):
             client.log_batch(self.run_id, params=params[first : first + _PARAMS])
+        if datasets := datasets_of(self.folder, self.config):
+            client.log_inputs(self.run_id, datasets)
 
     def _send_artifacts(self, client: Any) -> None:
         """Send the files that describe the run, each when it has changed; raises the first failure at the end."""
@@ -164,21 +152,6 @@ class MlflowMirror:
     def _remember(self, **changes: Any) -> None:
         self.state |= changes
         atomic_write(self.folder / STATE, json.dumps(self.state).encode())
-
-
-def experiment_of(client: Any, track: TrackConfig) -> str:
-    """The id of the experiment that a job names; it is made where there is none."""
-    name = redact(track.experiment)
-    experiment = client.get_experiment_by_name(name)
-    return experiment.experiment_id if experiment else client.create_experiment(name, _artifacts(track))
-
-
-def _artifacts(track: TrackConfig) -> str | None:
-    """A place beside a local SQLite file; by default it would be below the folder of whoever is first."""
-    path = (track.uri or "").removeprefix(_SQLITE)
-    if path == track.uri:
-        return None  # a server has a place of its own
-    return (Path(path).absolute().parent / "mlruns" / _FORBIDDEN.sub("-", redact(track.experiment))).as_uri()
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -235,7 +208,7 @@ def absolute_uri(uri: str | None, folder: Path) -> str | None:
     """
     if uri is None or uri.startswith("databricks"):
         return uri
-    for scheme in (_SQLITE, "file:"):
+    for scheme in (SQLITE, "file:"):
         if uri.startswith(scheme) and not uri.startswith("file://"):
             return f"{scheme}{folder / uri.removeprefix(scheme)}"
     return uri if ":" in uri else str(folder / uri)
@@ -253,16 +226,3 @@ def _points(lines: list[dict[str, Any]], task: TaskConfig) -> Iterator[tuple[str
             continue
         for name, value in task.figures(line["val_loss"], line.get("val_figures") or {}).items():
             yield f"{name}/validation", value, stamp, line["step"]
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A tree of settings with dotted keys, as MLflow's parameters want them."""
-    result: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and set(value) != {"amount", "unit"}:
-            result |= flat(value, f"{prefix}{key}.")
-        elif isinstance(value, Mapping):
-            result[f"{prefix}{key}"] = f"{float(value['amount']):g} {value['unit']}"
-        else:
-            result[f"{prefix}{key}"] = str(value)
-    return result

@@ -9,7 +9,9 @@ from typing import Any
 
 from tokendrop.config.run import SWEEP, TrackConfig
 from tokendrop.secrets import redact, redact_all
-from tokendrop.track.mlflow import Status, connect_to, experiment_of, own_id
+from tokendrop.track.environment import origin
+from tokendrop.track.mlflow import Status, connect_to, own_id
+from tokendrop.track.mlflow_run import experiment_of, source_tags
 
 
 def begin_sweep(track: TrackConfig, name: str, folder: Path) -> str:
@@ -21,6 +23,7 @@ def begin_sweep(track: TrackConfig, name: str, folder: Path) -> str:
         client.update_run(known[0].info.run_id, status="RUNNING")
         return known[0].info.run_id
     tags = {"tokendrop.id": own_id(folder), "tokendrop.kind": "sweep", "tokendrop.folder": str(folder), SWEEP: name}
+    tags |= source_tags(origin())
     return client.create_run(experiment_id, run_name=name, tags=redact_all(tags)).info.run_id
 
 
