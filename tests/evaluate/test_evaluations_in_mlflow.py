@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from mlflow import MlflowClient
 
 from tokendrop.evaluate.evaluation import evaluate_run
 from tokendrop.evaluate.held_out import held_out_figures
 from tokendrop.evaluate.tasks import Evaluation
+from tokendrop.track.evaluations import HELD_OUT, flat_metrics
 from tokendrop.track.journal import METRICS
-from tokendrop.track.mlflow import MlflowMirror
+from tokendrop.track.mlflow import FIGURES, UNSEEN, MlflowMirror
+from tokendrop.track.mlflow import METRICS as CURVES
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.sealed import seal_text
 
@@ -51,11 +55,13 @@ def test_mlflow_gets_numbers_versions_and_samples_of_each_evaluation_once(own_ru
 
     client, run_id = MlflowClient(tracking_uri=uri), run_id_of(own_run)
     logged = client.get_run(run_id).data
-    assert logged.metrics["eval/tiny_choices_acc"] == results[0]["results"]["tiny_choices"]["acc"]
-    assert logged.metrics["eval/validation_loss"] == pytest.approx(results[0]["validation"]["val_loss"])
-    assert logged.metrics["eval/validation_perplexity"] == pytest.approx(results[0]["validation"]["perplexity"])
-    assert logged.tags["eval/tiny_choices_version"] == str(results[0]["versions"]["tiny_choices"]) == "1.0"
-    assert [point.step for point in client.get_metric_history(run_id, "eval/tiny_choices_acc")] == [7, 7]
+    assert logged.metrics["unseen/tiny_choices_acc"] == results[0]["results"]["tiny_choices"]["acc"]
+    assert logged.metrics["unseen/validation_loss"] == pytest.approx(results[0]["validation"]["val_loss"])
+    assert logged.metrics["unseen/validation_perplexity"] == pytest.approx(results[0]["validation"]["perplexity"])
+    assert "acc_stderr" in results[0]["results"]["tiny_choices"]
+    assert not any("stderr" in name for name in logged.metrics)
+    assert logged.tags["unseen/tiny_choices_version"] == str(results[0]["versions"]["tiny_choices"]) == "1.0"
+    assert [point.step for point in client.get_metric_history(run_id, "unseen/tiny_choices_acc")] == [7, 7]
     folders = client.list_artifacts(run_id, "evaluations")
     assert len(folders) == 2
     for folder in folders:
@@ -79,4 +85,19 @@ def test_an_mlflow_that_is_away_costs_one_line_and_gets_it_later(own_run: Path, 
     uri = f"sqlite:///{documents}/mlflow.db"
     tracked_at(own_run, uri).sync()
     logged = MlflowClient(tracking_uri=uri).get_run(run_id_of(own_run)).data.metrics
-    assert logged["eval/validation_loss"] == pytest.approx(result["validation"]["val_loss"])
+    assert logged["unseen/validation_loss"] == pytest.approx(result["validation"]["val_loss"])
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z0-9]{1,9}", fullmatch=True), st.floats(0, 1), min_size=1))
+def test_figures_are_sent_and_their_standard_errors_are_not(scores: dict[str, float]) -> None:
+    with_errors = (
+        scores | {f"{name}_stderr": 0.1 for name in scores} | {f"{name}_stderr.strict": 0.2 for name in scores}
+    )
+    result = {"results": {"task": with_errors}, **dict.fromkeys(HELD_OUT)}
+    assert flat_metrics(result) == {f"task_{name}": value for name, value in scores.items()}
+
+
+def test_mlflows_page_begins_with_the_loss_and_ends_with_evaluations() -> None:
+    curves = {name.partition("/")[0] for name in [*CURVES, f"{FIGURES}/accuracy"]}
+    assert sorted({*curves, UNSEEN})[0] == "loss"
+    assert sorted({*curves, UNSEEN})[-1] == UNSEEN

@@ -189,7 +189,7 @@ def test_a_loss_that_is_too_large_for_its_perplexity_is_recorded(run) -> None:
     pq.write_table(table.set_column(table.schema.get_field_index("val_loss"), "val_loss", losses), part)
     assert summarize(run.folder)["val_perplexity"] == math.inf
     line = {**asdict(report(1, 1)), "val_loss": 1e4}
-    assert ("perplexity/validation", math.inf) in [point[:2] for point in _points([line], CausalLm())]
+    assert ("quality/perplexity", math.inf) in [point[:2] for point in _points([line], CausalLm())]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_run_restarted_is_one_mlflow_run_with_every_step(tmp_path: Path, sqlit
     for name, field in METRICS.items():
         wanted = {step: getattr(report(step), field) for step in range(1, 13)}
         assert history(sqlite, run.info.run_id, name) == {s: v for s, v in wanted.items() if v is not None}
-    assert history(sqlite, run.info.run_id, "perplexity/validation") == {5: math.exp(7.5), 10: math.exp(7.5)}
+    assert history(sqlite, run.info.run_id, "quality/perplexity") == {5: math.exp(7.5), 10: math.exp(7.5)}
 
 
 def test_what_describes_a_run_is_sent_whole_however_the_first_attempt_ended(tmp_path: Path, sqlite: str) -> None:
@@ -199,7 +199,7 @@ def test_a_perplexity_beyond_all_floats_is_recorded(tmp_path: Path, sqlite: str)
     mirror = MlflowMirror(folder, config)
     mirror.sync("FINISHED")
     assert mirror.run_id is not None
-    told = history(sqlite, mirror.run_id, "perplexity/validation")
+    told = history(sqlite, mirror.run_id, "quality/perplexity")
     assert told[1] == math.exp(709.0)
     assert told[2] == told[3] >= sys.float_info.max
     assert math.isnan(told[4])

@@ -74,7 +74,7 @@ def test_a_run_has_a_bounded_number_of_series_with_names_that_are_explained(line
     found = told(lines, with_profile=True)
     assert len(found) + len([name for name in ABOUT if name.startswith(("checkpoint/", "disk/"))]) <= MOST_SERIES
     names = {name.partition("|")[0] for name in found}
-    assert all(name in ABOUT or name.endswith("/validation") for name in names)
+    assert all(name in ABOUT or name.startswith("quality/") for name in names)
 
 
 @given(st.lists(st.one_of(step_lines(), EVENTS), max_size=30))

@@ -43,12 +43,12 @@ def _evaluations(run: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def flat_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """An evaluation's numbers as `<task>_<metric>`."""
+    """An evaluation's numbers as `<task>_<metric>`, its standard errors left out."""
     metrics = {
         f"{task}_{metric}": value
         for task, scores in result["results"].items()
         for metric, value in scores.items()
-        if value is not None
+        if value is not None and "_stderr" not in metric
     }
     if result.get("average") is not None:
         metrics[f"{result['suite']}_average"] = result["average"]

@@ -28,7 +28,8 @@ _BATCH, _PARAMS = 1000, 100  # metrics and parameters that one call of MLflow's 
 _BEGIN: dict[str, Any] = {"run_id": None, "described": False, "offset": 0, "artifacts": {}}
 _BEGIN |= {"status": "RUNNING", "status_sent": "RUNNING"}
 
-# metric in MLflow: field of StepReport
+# metric in MLflow: field of StepReport. Its page has a section of charts for each prefix, by the alphabet: the loss
+# comes first, and what has but a point for each evaluation comes last.
 METRICS = {
     "loss/train": "loss",
     "loss/validation": "val_loss",
@@ -42,6 +43,8 @@ METRICS = {
     "speed/data_time_s": "data_time_s",
     "training/grad_norm": "grad_norm",
 }
+FIGURES, UNSEEN = "quality", "unseen"
+"""Prefixes of what a task measures at each validation, and of evaluations."""
 
 
 class MlflowMirror:
@@ -94,8 +97,8 @@ class MlflowMirror:
     def sync_evaluations(self) -> None:
         """Send the evaluations that MLflow does not have yet; raises what its client raises when it can't.
 
-        Their numbers are `eval/<task>_<metric>` at the step of the checkpoint; the versions of tasks are tags; their
-        files, with the samples where they were logged, are artifacts.
+        Their numbers are `unseen/<task>_<metric>` at the step of the checkpoint, without standard errors; the versions
+        of tasks are tags; their files, with all figures and with the samples where they were logged, are artifacts.
         """
         from mlflow.entities import Metric
 
@@ -105,11 +108,11 @@ class MlflowMirror:
         for folder, result in unsent(self.folder):
             stamp, step = int((folder / RESULT).stat().st_mtime * 1000), result["step"]
             values = flat_metrics(result).items()
-            metrics = [Metric(f"eval/{FORBIDDEN.sub('-', name)}", value, stamp, step) for name, value in values]
+            metrics = [Metric(f"{UNSEEN}/{FORBIDDEN.sub('-', name)}", value, stamp, step) for name, value in values]
             for first in range(0, len(metrics), _BATCH):
                 client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
             for task, version in result["versions"].items():
-                client.set_tag(self.run_id, f"eval/{FORBIDDEN.sub('-', task)}_version", str(version))
+                client.set_tag(self.run_id, f"{UNSEEN}/{FORBIDDEN.sub('-', task)}_version", str(version))
             client.log_artifacts(self.run_id, str(folder), f"{EVALUATIONS}/{folder.name}")
             note_sent(folder, self.run_id)
 
@@ -225,4 +228,4 @@ def _points(lines: list[dict[str, Any]], task: TaskConfig) -> Iterator[tuple[str
         if line["val_loss"] is None:
             continue
         for name, value in task.figures(line["val_loss"], line.get("val_figures") or {}).items():
-            yield f"{name}/validation", value, stamp, line["step"]
+            yield f"{FIGURES}/{name}", value, stamp, line["step"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.schedule.scaling import Expected, expected_course
-from tokendrop.track.mlflow import METRICS
+from tokendrop.track.mlflow import FIGURES, METRICS
 
 MOST_SERIES = 60
 _MOST_FIGURES, _MOST_PARTS = 10, 10
@@ -56,7 +56,7 @@ ABOUT = {
     "disk/free_bytes": "Free bytes where the run folder lies.",
     "disk/size_bytes": "Bytes that fit there.",
 }
-"""What each metric is, but for figures of a task, which are `NAME/validation` as in MLflow."""
+"""What each metric is, but for figures of a task, which are `quality/NAME` as in MLflow."""
 
 
 class RunMetrics:
@@ -105,7 +105,7 @@ class RunMetrics:
         self._sums["workers"] += took * line["world_size"]
         if line["val_loss"] is not None:
             figures = self.task.figures(line["val_loss"], line.get("val_figures") or {})
-            some = {f"{name}/validation": figures[name] for name in sorted(figures)[:_MOST_FIGURES]}
+            some = {f"{FIGURES}/{name}": figures[name] for name in sorted(figures)[:_MOST_FIGURES]}
             self._validated = {**some, "loss/validation": line["val_loss"]}
 
     def _take_resize(self, line: Mapping[str, Any]) -> None:
