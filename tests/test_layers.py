@@ -69,6 +69,7 @@ FOREIGN = {
     "track/audit.py": {"numpy"},
     "track/mlflow.py": {"mlflow"},
     "track/mlflow_run.py": {"mlflow"},
+    "track/registry.py": {"mlflow"},
     "track/prometheus.py": {"ray"},
     "evaluate": {"datasets", "huggingface_hub", "lm_eval", "numpy", "tokenizers", "torch", "tqdm", "transformers"},
     "evaluate/task_data.py": {"yaml"},

@@ -8,7 +8,7 @@ from tokendrop.errors import UserError
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """Send what MLflow lacks; exit code 1 where its server can't be reached.
+    """Send what MLflow lacks, and register the model where the job asks for it; exit code 1 where its server is away.
 
     Raises:
         UserError: it is no run folder, or that of a run that is not tracked.
@@ -19,15 +19,21 @@ def run(options: argparse.Namespace) -> Outcome:
     config, _ = open_run_folder(options.run_folder)
     if config.track.uri is None:
         raise UserError(f"{options.run_folder}: this run is not tracked (track.uri is null)")
-    mirror = MlflowMirror(options.run_folder, config)
+    mirror, version = MlflowMirror(options.run_folder, config), None
     try:
         mirror.sync()
+        if config.track.register is not None:
+            from tokendrop.evaluate.register import register_run
+
+            version = register_run(options.run_folder)
     except UserError:
         raise
     except Exception as error:  # MLflow's clients raise whatever their transport does
         fail(f"{config.track.uri} can't be reached ({error})")
     text = f"MLflow run {mirror.run_id} at {config.track.uri} has everything"
-    return Outcome({"mlflow_run_id": mirror.run_id}, text)
+    if version is not None:
+        text += f"; its model is version {version} of {config.track.register}"
+    return Outcome({"mlflow_run_id": mirror.run_id, "version": version}, text)
 
 
 COMMAND = Command(

@@ -74,16 +74,21 @@ def trained(config: ExperimentConfig, *, resume: Path | None = None) -> dict[str
     from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.trainer import run_training
 
-    evaluate = None
+    evaluate = register = None
     if config.evaluate.tasks:
         from tokendrop.evaluate.beside import check_tasks
         from tokendrop.evaluate.beside import evaluate_beside as evaluate
 
         check_tasks(config)
+    if config.track.register is not None:
+        from tokendrop.evaluate.register import register_trained as register  # a package that it lacks is missed now
     tell_place(config)
     try:
         with stopping_in_time():
-            return run_training(config, resume=resume, evaluate=evaluate)
+            result = run_training(config, resume=resume, evaluate=evaluate)
+            if register is not None:
+                register(Path(result["run"]))
+            return result
     except KeyboardInterrupt:
         ray.shutdown()  # at the exit it would wait half a second more, for logs that are not shown
         raise

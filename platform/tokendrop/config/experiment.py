@@ -64,6 +64,11 @@ class ExperimentConfig:
             raise ValueError(
                 f"drop.method: '{self.drop.method}' wants a causal model, of kind gpt, not '{self.model.kind}'"
             )
+        if self.track.register is not None and self.drop.learns:
+            raise ValueError(
+                f"track.register: drop.method '{self.drop.method}' has a router, which no format of others has; leave"
+                " it out"
+            )
         self.drop.check(self.model.vocab_size)
         self.task.check(self)
         if self.waits_for_epochs:

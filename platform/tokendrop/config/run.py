@@ -16,6 +16,7 @@ _MOST_S = 1_000_000  # eleven days; clocks of the libraries below count nanoseco
 _LEAD_S, _LEAD_SHARE, _MOST_LEAD_S = 30.0, 0.1, 180.0
 _MOST_CORES = 10_000  # of one worker
 _MOST_RESTARTS = 1_000_000
+_LONGEST_MODEL = 250  # letters of the name of a registered model; MLflow takes some more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,19 @@ class TrackConfig:
     """Of the run in MLflow, beside its own."""
     ranks: bool | None = None
     """Whether each worker exports series of its own to Prometheus; null for as long as there are at most 64 of them."""
+    register: str | None = None
+    """A name in MLflow's model registry: the model of the finished run, as exported, becomes a version of it."""
+
+    def __post_init__(self) -> None:
+        name = self.register
+        if name is None:
+            return
+        if not name.strip() or name in (".", "..") or any(letter in name for letter in "/:"):
+            raise ValueError(f"register: want the name of a model, without '/' and ':', got {name!r}")
+        if len(name) > _LONGEST_MODEL:
+            raise ValueError(f"register: want at most {_LONGEST_MODEL} letters, got {len(name)}")
+        if self.uri is None:
+            raise ValueError("register: uri is null, so no MLflow to register the model in; leave one of them out")
 
     @property
     def sweep(self) -> str:

@@ -15,18 +15,19 @@ from tokendrop.atomic import atomic_write
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.task import TaskConfig
 from tokendrop.errors import UserError
-from tokendrop.secrets import HIDDEN, redact_all, restored, variables
+from tokendrop.secrets import HIDDEN, redact, redact_all, restored, variables
 from tokendrop.track.evaluations import EVALUATIONS, RESULT, flat_metrics, note_sent, unsent
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow_run import FORBIDDEN, SQLITE, datasets_of, experiment_of, span_ms, tags_of
 from tokendrop.track.parameters import parameters
+from tokendrop.track.registry import add_version, version_of
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 
 STATE, ID = "mlflow.json", "id.txt"
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 _BATCH, _PARAMS = 1000, 100  # metrics and parameters that one call of MLflow's API takes
 _BEGIN: dict[str, Any] = {"run_id": None, "described": False, "offset": 0, "artifacts": {}}
-_BEGIN |= {"status": "RUNNING", "status_sent": "RUNNING"}
+_BEGIN |= {"status": "RUNNING", "status_sent": "RUNNING", "version": None}
 
 # metric in MLflow: field of StepReport. Its page has a section of charts for each prefix, by the alphabet: the loss
 # comes first, and what has but a point for each evaluation comes last.
@@ -116,6 +117,21 @@ class MlflowMirror:
             client.log_artifacts(self.run_id, str(folder), f"{EVALUATIONS}/{folder.name}")
             note_sent(folder, self.run_id)
 
+    @property
+    def version(self) -> str | None:
+        """Of the registered model that the run has become; None before it was registered."""
+        return self.state["version"]
+
+    def register(self, model: Path) -> None:
+        """Send a model's folder, and make it a version of `track.register`; raises what MLflow's client raises.
+
+        A version that the run has become in an earlier call, which was not heard of, is taken for it.
+        """
+        client, name = connect_to(self.config.track.uri), redact(self.config.track.register or "")
+        if self.run_id is None:
+            self.sync()
+        self._remember(version=version_of(client, self.run_id, name) or add_version(client, self.run_id, name, model))
+
     def _create(self, client: Any) -> str:
         experiment_id = experiment_of(client, self.config.track)
         # An earlier call may have been answered by a time-out after the server had done it.
@@ -164,7 +180,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     try:
         state = {**_BEGIN, **json.loads(path.read_text())}
         kinds = {"run_id": str | None, "described": bool, "offset": int, "status": str}
-        kinds |= {"status_sent": str, "artifacts": dict}
+        kinds |= {"status_sent": str, "artifacts": dict, "version": str | None}
         if state["offset"] >= 0 and all(isinstance(state[key], kind) for key, kind in kinds.items()):
             return state
     except (OSError, ValueError, TypeError, RecursionError):
