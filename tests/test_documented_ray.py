@@ -24,6 +24,7 @@ DOCUMENTED = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "Ray Clusters overview; here it keeps other machines out",
     "RAY_OVERRIDE_JOB_RUNTIME_ENV": "the error of ray.init that it answers",
     "RAY_RUNTIME_ENV_IGNORE_GITIGNORE": "Environment dependencies, working_dir",
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "the dashboard's answer, where it knows of no run of Ray Train",
     "RAY_TMPDIR": "Ray on Spark; the folder of ray.init, which has no public argument for it",
     "RAY_USAGE_STATS_ENABLED": "Usage stats collection",
     "RAY_USE_TLS": "TLS authentication",

@@ -100,8 +100,11 @@ def cluster_text(status: Mapping[str, Any]) -> str:
 
 
 def addresses_text(dashboard: str, environment: Mapping[str, str]) -> str:
-    """How to reach a local cluster."""
-    return f"dashboard  {dashboard}\nexport {' '.join(f'{name}={value}' for name, value in environment.items())}"
+    """How to reach a local cluster, and how to log in to its dashboard."""
+    lines = [f"dashboard  {dashboard}"]
+    if token := environment.get("RAY_AUTH_TOKEN_PATH"):
+        lines.append(f"log in     with the token that 'cat {token}' prints; the page asks for it once")
+    return "\n".join([*lines, f"export {' '.join(f'{name}={value}' for name, value in environment.items())}"])
 
 
 GROUP = Group(

@@ -42,6 +42,7 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
     if address and address != "local":
         # a submitted job may set PYTHONPATH too; the one here goes on from it
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+        os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")  # its dashboard tells of runs of Ray Train
         _hide_secrets()
         try:
             log(f"connect  to the Ray cluster at {address}")

@@ -206,8 +206,8 @@ def _settings(spec: WorkerSpec, workers: int | tuple[int, int], max_restarts: in
             resources_per_worker=resources_of(scaling),
         ),
         "run_config": ray.train.RunConfig(
-            name=_RAY_STATE,
-            storage_path=str(spec.run),
+            name=spec.run.name,  # as the dashboard shows it
+            storage_path=str(spec.run / _RAY_STATE),
             failure_config=ray.train.FailureConfig(max_failures=max_restarts),
             callbacks=[FailFastOnUserError(spec.run)],
         ),
