@@ -37,6 +37,9 @@ def test_a_study_is_trained_once_and_leaves_its_verdict_and_a_row_for_each_trial
         arm["by_seed"][seed] for arm in result["arms"][::-1] for seed in arm["by_seed"]
     ]
     assert kept["layer_tokens"][0] < kept["layer_tokens"][1]
+    slopes = [one["summary"]["loss_slope"] for one in result["trials"] if one["values"] == result["arms"][0]["values"]]
+    assert kept["loss_slope"] == pytest.approx(sum(slopes) / 2)
+    assert kept["loss_slope"] < 0
     assert sorted((STUDIES / "verdicts").glob("*")) == before
 
     shared = smoke("growth", tmp_path, capsys)

@@ -33,6 +33,7 @@ def evidence(arm: list[float], against: list[float], *, margin: float = 0.0, low
         arm=tuple(arm),
         against=tuple(against),
         layer_tokens=(1e6, 2e6),
+        loss_slope=-2.5e-4,
         hours=0.5,
         date="2026-01-01",
         packages={"torch": "2.13.0"},
@@ -87,7 +88,12 @@ def test_the_table_has_a_line_for_each_study_with_its_values_or_why_there_are_no
     }
     text = markdown(studies, {("growth", "small"): evidence([3.0, 3.1, 3.2], [3.5, 3.61, 3.7])})
     growth, other = text.splitlines()[2:]
-    assert "val_loss 3.1 against 3.603, 1M against 2M layer tokens; 3 seeds, 0.50 h, 2026-01-01" in growth
+    assert (
+        "val_loss 3.1 against 3.603, 1M against 2M layer tokens; 3 seeds, 0.50 h, 2026-01-01; pairs of seeds" in growth
+    )
+    assert (
+        "differ by 0.0058 (std), their mean by 0.0033; at the end the training loss changes by -0.025 in 100" in growth
+    )
     assert "agrees: worse by -0.503 (-0.518 to -0.489), margin 0" in growth
     assert other.endswith("| by GPUs alone | open |")
 

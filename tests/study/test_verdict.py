@@ -21,6 +21,7 @@ differences = st.lists(st.floats(-1, 1), min_size=2, max_size=20)
 @given(found=differences, margin=st.floats(-1, 1))
 def test_the_interval_is_that_of_scipys_paired_test_and_the_answer_follows_from_it(found, margin):
     said = verdict(found, margin)
+    assert said.spread == pytest.approx(stats.tstd(found), abs=1e-12)
     if len(set(found)) > 1:
         interval: Any = stats.ttest_1samp(found, 0.0).confidence_interval(0.95)
         assert (said.low, said.high) == pytest.approx((interval.low, interval.high), abs=1e-9)

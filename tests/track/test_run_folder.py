@@ -1,14 +1,18 @@
-"""Run folders that a job names."""
+"""Run folders that a job names, and what a run came to."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tiny import experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job
 from tokendrop.errors import UserError
-from tokendrop.track.run_folder import DATA, JOB, begun_run, create_run_folder
+from tokendrop.track.run_folder import DATA, JOB, begun_run, create_run_folder, loss_slope
 from tokendrop.train.sealed import seal_text
 
 
@@ -51,3 +55,19 @@ def test_without_a_name_each_start_is_a_run_of_its_own(tmp_path: Path) -> None:
     config = experiment(runs_folder=str(tmp_path))
     assert begun_run(config) is None
     assert create_run_folder(config) != create_run_folder(config)
+
+
+@given(
+    noise=st.lists(st.floats(-1, 1), min_size=8, max_size=60),
+    slope=st.floats(-0.1, 0.1),
+    lost=st.sets(st.integers(0, 59), max_size=3),
+)
+def test_the_slope_of_the_loss_is_that_of_numpys_fit_to_the_last_quarter(noise, slope, lost):
+    losses = [math.nan if n in lost else 3 + slope * n + one for n, one in enumerate(noise)]
+    steps = [{"step": n + 1, "loss": loss} for n, loss in enumerate(losses)]
+    last = [(n, loss) for n, loss in [*enumerate(losses)][-(len(losses) // 4) :] if not math.isnan(loss)]
+    found = loss_slope(steps)
+    if len(last) < 2:
+        assert found is None
+    else:
+        assert found == pytest.approx(np.polyfit(*zip(*last, strict=True), 1)[0], abs=1e-9)

@@ -12,6 +12,7 @@ from tokendrop.cli.sweep import ended, planned, require_libraries, trained
 if TYPE_CHECKING:
     from tokendrop.study.evidence import Evidence
     from tokendrop.study.progress import Progress
+    from tokendrop.study.studies import Study
 
 _FOLDER = Path("jobs", "studies")
 
@@ -51,11 +52,22 @@ def run(options: argparse.Namespace) -> Outcome:
     progress = trained(sweep, trials, None, file=sweep_file, retry_failed=options.retry_failed)
     outcome = ended(progress)
     found = _kept(options, progress)
+    size = "" if found is None else f"\n{_size_text(found, study)}"
     return Outcome(
         {**outcome.result, "study": options.name, "evidence": found and asdict(found)},
-        f"{options.name}: {study.paper}\npaper:  {study.printed}\n\n{outcome.text}",
+        f"{options.name}: {study.paper}\npaper:  {study.printed}\n\n{outcome.text}{size}",
         exit_code=outcome.exit_code,
     )
+
+
+def _size_text(found: "Evidence", study: "Study") -> str:
+    """What a study of this size can see, and where it can't, which one can."""
+    from tokendrop.study.evidence import noise_text
+
+    text = f"noise: {noise_text(found)}"
+    if found.verdict.answer == "undecided" and found.scale == "small" and study.full:
+        text += f"\nundecided here; on GPUs 'tokendrop reproduce {found.study} --scale full' can decide"
+    return text
 
 
 def _kept(options: argparse.Namespace, progress: "Progress") -> "Evidence | None":

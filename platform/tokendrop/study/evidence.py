@@ -1,10 +1,11 @@
 """What a study came to: its verdict with the values that it follows from, one JSON file, and a row for each trial."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tokendrop.atomic import atomic_write
@@ -39,6 +40,9 @@ class Evidence:
     """The metric of the other arm."""
     layer_tokens: tuple[float, ...]
     """Of a run of both arms."""
+    loss_slope: float | None = None
+    """Nats by which the training loss of the other arm changes in a step at the end, the mean over seeds; below 0 while
+    it still learns. None where that was not measured."""
     hours: float
     """Training time of all trials of the sweep together, on one worker each."""
     date: str
@@ -77,6 +81,7 @@ def evidence_of(study: str, scale: Scale, command: str, progress: Progress) -> E
         arm=tuple(float(arm[seed][sweep.metric]) for seed in seeds),
         against=tuple(float(against[seed][sweep.metric]) for seed in seeds),
         layer_tokens=(arm[seeds[0]]["layer_tokens"], against[seeds[0]]["layer_tokens"]),
+        loss_slope=mean_slope([against[seed] for seed in seeds]),
         hours=round(sum(one["wall_clock_s"] for one in done.values()) / 3600, 3),
         date=datetime.now(UTC).date().isoformat(),
         packages={name: versions[name] for name in ("torch", "ray") if name in versions},
@@ -89,6 +94,21 @@ def _by_seed(
     """The summaries of one arm's trials that have ended well."""
     keys = claim.arm if name == "arm" else claim.against
     return {one.config.seed: done[one.run] for one in trials_with(trials, keys, name) if one.run in done}
+
+
+def mean_slope(summaries: Iterable[Mapping[str, Any]]) -> float | None:
+    """`loss_slope` of runs, the mean of those that have one."""
+    slopes = [slope for one in summaries if (slope := one.get("loss_slope")) is not None]
+    return fmean(slopes) if slopes else None
+
+
+def noise_text(one: Evidence) -> str:
+    """How far seeds lie apart, and whether runs still learn at their end: what a study of this size can see."""
+    said = one.verdict
+    text = f"pairs of seeds differ by {said.spread:.2g} (std), their mean by {said.spread / said.seeds**0.5:.2g}"
+    if one.loss_slope is None:
+        return text
+    return f"{text}; at the end the training loss changes by {100 * one.loss_slope:.2g} in 100 steps"
 
 
 def write_rows(path: Path, progress: Progress) -> None:
@@ -148,7 +168,7 @@ def _here(one: Evidence) -> tuple[str, str]:
     said, mean = one.verdict, [sum(values) / len(values) for values in (one.arm, one.against)]
     takes = " against ".join(count(tokens) for tokens in one.layer_tokens)
     values = f"{one.scale}: {one.metric} {mean[0]:.4g} against {mean[1]:.4g}, {takes} layer tokens;"
-    values += f" {len(one.seeds)} seeds, {one.hours:.2f} h, {one.date}"
+    values += f" {len(one.seeds)} seeds, {one.hours:.2f} h, {one.date}; {noise_text(one)}"
     answer = f"{said.answer}: worse by {said.mean:.3g} ({said.low:.3g} to {said.high:.3g}), margin {one.margin:g}"
     if said.seeds_to_decide:
         answer += f"; some {said.seeds_to_decide:,} seeds would decide"

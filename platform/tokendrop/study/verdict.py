@@ -24,6 +24,8 @@ class Verdict:
     low: float
     """Where the 95% interval of the mean begins, by Student's t over the seeds."""
     high: float
+    spread: float
+    """The standard deviation of the differences over seeds."""
     seeds: int
     seeds_to_decide: int | None
     """About how many seeds would decide, if the differences go on as they are; None where it is decided, or no number
@@ -59,7 +61,7 @@ def verdict(differences: Sequence[float], margin: float) -> Verdict:
     low, high = mean - wide, mean + wide
     answer: Answer = "agrees" if high < margin else "disagrees" if low > margin else "undecided"
     more = _seeds_to_decide(spread, abs(mean - margin), begin=seeds) if answer == "undecided" else None
-    return Verdict(answer=answer, mean=mean, low=low, high=high, seeds=seeds, seeds_to_decide=more)
+    return Verdict(answer=answer, mean=mean, low=low, high=high, spread=spread, seeds=seeds, seeds_to_decide=more)
 
 
 def _wide(spread: float, seeds: int) -> float:

@@ -3,12 +3,13 @@
 import hashlib
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any
 
 from tokendrop.atomic import atomic_write
@@ -183,6 +184,7 @@ def summarize(folder: Path) -> dict[str, Any]:
         "steps": steps[-1]["step"],
         "val_loss": val_loss,
         **{f"val_{name}": value for name, value in figures.items()},
+        "loss_slope": loss_slope(steps),
         "tokens": steps[-1]["tokens"],
         "layer_tokens": steps[-1]["layer_tokens"],
         "layer_token_saving": plan.layer_token_saving(),
@@ -196,6 +198,17 @@ def summarize(folder: Path) -> dict[str, Any]:
         "resize_pause_s": sum(pause["pause_s"] for pause in pauses),
         "restarts": max(0, len(attempts) - 1 - len(pauses)),
     }
+
+
+def loss_slope(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Nats by which the training loss changes in a step at the end: of a line through the last quarter of the steps.
+
+    None with fewer than two losses there that are finite.
+    """
+    last = [row for row in steps[-max(2, len(steps) // 4) :] if isfinite(row["loss"])]
+    if len(last) < 2:
+        return None
+    return linear_regression([row["step"] for row in last], [row["loss"] for row in last]).slope
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
