@@ -11,6 +11,7 @@ from ray import tune
 from tokendrop.errors import UserError, first_line
 from tokendrop.output import StatusLine, is_terminal, log
 from tokendrop.study.arms import arms_of, best_of
+from tokendrop.study.live import arms_table
 from tokendrop.study.record import SweepRecord
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trainable import DETAILS, FAILURE, RUN, SUMMARY
@@ -22,7 +23,7 @@ _LINE_EVERY_S = 60.0  # where nobody looks at a terminal
 
 
 class Progress(tune.Callback):
-    """Follows the trials; on a terminal with a moving line for each that runs, else with a line a minute."""
+    """Follows the trials; on a terminal with a table of their arms, else with a line a minute."""
 
     def __init__(self, sweep: SweepConfig, trials: Sequence[Trial], record: SweepRecord) -> None:
         self.sweep, self.record = sweep, record
@@ -33,8 +34,8 @@ class Progress(tune.Callback):
         """What trials had come to that the scheduler ended early."""
         self.stopper = _Stopper()
         self._fault: str | None = None
-        self._running: dict[str, StatusLine | None] = {}
-        self._reports: dict[str, dict[str, Any]] = {}
+        self._running: dict[str, dict[str, Any]] = {}
+        """What trials that run have last reported."""
         self._total: StatusLine | None = None
         self._begun = self._told = time.monotonic()
         self._at_begin = 0
@@ -54,9 +55,8 @@ class Progress(tune.Callback):
         return {}
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
-        for run in [*self._running]:
-            self._leave(run)
         if self._total:
+            self._show(always=True)
             self._total.end()
         self._export.close()
 
@@ -136,36 +136,35 @@ class Progress(tune.Callback):
             raise UserError(self._fault)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        run = trial.config[RUN]
-        self._running[run] = StatusLine() if is_terminal() else None
-        self._show_trial(run, {})
+        self._running[trial.config[RUN]] = {}
+        self._show()
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         run = trial.config[RUN]
-        self._reports[run] = self._reports.get(run, {}) | result
+        self._running[run] = self._running.get(run, {}) | result
         if SUMMARY in result:
             self.finish(run, result[SUMMARY])
         elif FAILURE in result:
             self.fail(run, result[FAILURE], result[DETAILS])
         self._check_metric(result)
-        self._show_trial(run, self._reports[run])
         self._show()
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        run, report = trial.config[RUN], self._reports.pop(trial.config[RUN], {})
+        run, report = trial.config[RUN], self._running.pop(trial.config[RUN], {})
         if self.is_open(run) and not self.stopper.is_set and "step" in report:
             known = ("step", "layer_tokens", "loss")
             self.note_stopped(run, {key: report[key] for key in report if key in known or key.startswith("val_")})
             self.record.note_stopped(run, self.stopped[run])
-        self._leave(run)
+        self._show()
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Its process was lost, more often than it may be."""
         run, error = trial.config[RUN], trial.get_error()
         self.fail(run, f"its process was lost ({first_line(error) if error else 'unknown'})", str(error))
-        self._leave(run)
+        self._running.pop(run, None)
+        self._show()
 
     def _check_metric(self, result: dict[str, Any]) -> None:
         """The first validation tells which figures all trials have; a metric that is none of them ends the sweep."""
@@ -174,31 +173,20 @@ class Progress(tune.Callback):
             self._fault = f"metric: no trial reports {metric}; want one of {', '.join(figures)}"
             self.stop()
 
-    def _show_trial(self, run: str, result: dict[str, Any]) -> None:
-        line = self._running.get(run)
-        if line is None:
-            return
-        plan, step = self.trials[run].plan, result.get("step", 0)
-        parts = [f"{self.trials[run].text:<40}", f"step {step:,}"]
-        parts += [f"loss {result['loss']:.3f}"] if "loss" in result else []
-        parts += [f"val {result['val_loss']:.3f}"] if "val_loss" in result else []
-        text = "  ".join(parts)
-        line.show(
-            lambda: text, share=step / plan.steps if plan else None, always="done" not in result or result["done"]
-        )
-
-    def _leave(self, run: str) -> None:
-        line = self._running.pop(run, None)
-        if line is not None:
-            line.end()
-
-    def _show(self) -> None:
+    def _show(self, *, always: bool = False) -> None:
         now = time.monotonic()
         if self._total is not None:
-            self._total.show(self._text, share=self._done / self._all)
+            self._total.show(self._text, panel=lambda: f"{self._table()}\n{self._text()}", always=always)
         elif now - self._told >= _LINE_EVERY_S:
             self._told = now
             log(self._text())
+
+    def _table(self) -> str:
+        trials = [*self.trials.values()]
+        arms = arms_of(self.sweep, trials, self.summaries)
+        running = {run: report for run, report in self._running.items() if self.is_open(run)}
+        lower = self.sweep.lower_is_better
+        return arms_table(arms, self.sweep.metric, running, lower=lower, failed=[*self.failures])
 
     def _text(self) -> str:
         done, took_s = self._done - self._at_begin, time.monotonic() - self._begun
