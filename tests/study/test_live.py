@@ -64,6 +64,7 @@ def test_a_terminal_shows_every_arm_as_it_trains(tmp_path, ray_cluster):
     for arm in ("peak_lr 0.001", "peak_lr 0.1"):
         assert re.search(rf"{arm} +\d of 2 .*seed \d+ \d+%", text), text
     assert "4 trials: 4 finished" in text
+    assert re.search(r"\d at once, at work [\d.]+% of the time .* a trial begins [\d.]+ s after the one before", text)
 
 
 def _read(terminal: int) -> bytes:

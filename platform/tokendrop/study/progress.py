@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +17,8 @@ from tokendrop.study.record import SweepRecord
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trainable import DETAILS, FAILURE, RUN, SUMMARY
 from tokendrop.study.trials import Trial
+from tokendrop.study.usage import usage_of, usage_text
+from tokendrop.track.journal import read_events, recorded_span
 from tokendrop.track.prometheus import exporting, tags_of
 from tokendrop.track.run_metrics import Series
 
@@ -34,18 +37,19 @@ class Progress(tune.Callback):
         """What trials had come to that the scheduler ended early."""
         self.stopper = _Stopper()
         self._fault: str | None = None
+        self._begun_here: set[str] = set()
         self._running: dict[str, dict[str, Any]] = {}
         """What trials that run have last reported."""
         self._total: StatusLine | None = None
         self._begun = self._told = time.monotonic()
-        self._at_begin = 0
+        self._at_begin, self._since = 0, time.time()
         self._export = ExitStack()
         self._best_of: tuple[int, float | None] = 0, None
 
     def __enter__(self) -> "Progress":
         self._export.enter_context(exporting(self.values, tags_of(None, self.sweep.name)))
-        self._begun = self._told = time.monotonic()
-        self._at_begin = self._done
+        self._begun, self._since = time.monotonic(), time.time()
+        self._told, self._at_begin = self._begun, self._done
         self._total = StatusLine() if is_terminal() else None
         self._show()
         return self
@@ -59,6 +63,15 @@ class Progress(tune.Callback):
             self._show(always=True)
             self._total.end()
         self._export.close()
+        trained = [Path(self.summaries[run]["run"]) for run in self._begun_here if run in self.summaries]
+        if usage := usage_of([span for run in trained if (span := self._span(run))]):
+            log(f"sweep    {usage_text(usage)}")
+
+    def _span(self, run: Path) -> tuple[float, float] | None:
+        """When a trial began in this start of the sweep, and when it ended; None where its record does not say."""
+        attempts = [line.get("time", 0.0) for line in read_events(run) if "attempt_from" in line]
+        begins, whole = [begin for begin in attempts if begin >= self._since], recorded_span(run)
+        return (begins[0], whole[1]) if begins and whole else None
 
     def finish(self, run: str, summary: dict[str, Any]) -> None:
         """Take in a trial that ended well."""
@@ -136,6 +149,7 @@ class Progress(tune.Callback):
             raise UserError(self._fault)
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._begun_here.add(trial.config[RUN])
         self._running[trial.config[RUN]] = {}
         self._show()
 
