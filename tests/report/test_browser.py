@@ -1,29 +1,17 @@
 """The page in a real browser: it draws every chart, asks nobody for anything and complains of nothing."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
+from browser import FLAGS, find_chromium
 from recorded import record
 from tokendrop.cli.main import main
 from tokendrop.report.charts import FIGURES
 
-OFF = ["gpu", "quic", "background-networking", "component-update", "sync"]
-FLAGS = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{one}" for one in OFF)]
 
-
-@pytest.fixture
-def chromium() -> str:
-    """The browser's command."""
-    if (found := shutil.which("chromium")) is None:
-        pytest.skip("no chromium here")
-    return found
-
-
-def test_every_chart_has_marks_and_the_console_is_empty(chromium: str, tmp_path: Path) -> None:
+def test_every_chart_has_marks_and_the_console_is_empty(tmp_path: Path) -> None:
+    chromium = find_chromium()
     for seed in (1, 2):
         record(tmp_path / "runs" / f"drops-{seed}", seed=seed, name="drops")
         record(tmp_path / "runs" / f"whole-{seed}", seed=seed, name="whole", drop={"method": "none"})
