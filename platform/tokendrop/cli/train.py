@@ -138,6 +138,7 @@ def where_to_look(results: Sequence[Mapping[str, Any]], config: ExperimentConfig
     if config.track.uri and config.track.uri.startswith("sqlite:"):
         mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
         lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
+        lines.append("            in its view 'Model training', which it opens in once it was chosen at the top left")
     elif config.track.uri:
         lines.append(f"curves      {config.track.uri}, experiment {config.track.experiment}")
     return "\n".join(lines)
