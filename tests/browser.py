@@ -58,7 +58,7 @@ class Page:
         """All that the page shows in words."""
         return self.ask("document.body ? document.body.innerText : ''")
 
-    def wait(self, expression: str, timeout_s: float = 40.0) -> Any:
+    def wait(self, expression: str, timeout_s: float = 120.0) -> Any:
         """What a JavaScript expression is as soon as it holds."""
         deadline = time.monotonic() + timeout_s
         while not (value := self.ask(expression)):
@@ -68,7 +68,7 @@ class Page:
             time.sleep(0.1)
         return value
 
-    def wait_for(self, *words: str, timeout_s: float = 40.0) -> None:
+    def wait_for(self, *words: str, timeout_s: float = 120.0) -> None:
         """Until the page shows all these words."""
         for word in words:
             self.wait(f"document.body !== null && document.body.innerText.includes({json.dumps(word)})", timeout_s)

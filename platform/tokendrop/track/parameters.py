@@ -1,6 +1,6 @@
 """What MLflow shows as a run's parameters: what its job gives, and a dozen keys that always matter."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ def parameters(config: ExperimentConfig) -> dict[str, str]:
     from the defaults of that variant.
     """
     shown = {*ALWAYS, *_changed(config, None, "")}
-    return {key: value for key, value in flat(asdict(config)).items() if key in shown}
+    return {key: value for key, value in flat(asdict(config), text=listed).items() if key in shown}
 
 
 def _changed(branch: Any, usual: Any, prefix: str) -> Iterator[str]:
@@ -48,16 +48,21 @@ def _default(field: Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A tree of settings with dotted keys, as MLflow's parameters want them."""
+def listed(value: Any) -> str:
+    """A value for people: without the brackets of a list."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "", *, text: Callable[[Any], str] = str) -> dict[str, str]:
+    """A tree of settings with dotted keys and values as text, as MLflow's parameters want them."""
     result: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Duration):
             value = asdict(value)
         if isinstance(value, Mapping) and set(value) != {"amount", "unit"}:
-            result |= flat(value, f"{prefix}{key}.")
+            result |= flat(value, f"{prefix}{key}.", text=text)
         elif isinstance(value, Mapping):
             result[f"{prefix}{key}"] = f"{float(value['amount']):g} {value['unit']}"
         else:
-            result[f"{prefix}{key}"] = str(value)
+            result[f"{prefix}{key}"] = text(value)
     return result
