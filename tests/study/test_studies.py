@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sweeps import DROPS, trials_of, write_sweep
 from tokendrop.cli.main import main
 from tokendrop.study.claim import Claim
-from tokendrop.study.evidence import Evidence, markdown, read_evidence, write_evidence
+from tokendrop.study.evidence import Evidence, markdown, mean_slope, read_evidence, size_text, write_evidence
 from tokendrop.study.studies import SCALES, Study, load_studies, load_study, sweep_of
 from tokendrop.study.verdict import judged
 
@@ -96,6 +96,29 @@ def test_the_table_has_a_line_for_each_study_with_its_values_or_why_there_are_no
     )
     assert "agrees: worse by -0.503 (-0.518 to -0.489), margin 0" in growth
     assert other.endswith("| by GPUs alone | open |")
+
+
+@pytest.mark.parametrize(
+    ("arm", "full", "end"),
+    [
+        ([3.0, 3.6, 3.2], "a.yaml", "\nundecided here; on GPUs 'tokendrop reproduce growth --scale full' can decide"),
+        ([3.0, 3.6, 3.2], None, "\nundecided here; a figure alone"),
+        ([3.0, 3.1, 3.2], "a.yaml", "in 100 steps"),
+    ],
+    ids=["undecided", "undecided and no larger one", "decided"],
+)
+def test_a_study_that_can_not_decide_says_which_one_can(arm: list[float], full: str | None, end: str) -> None:
+    study = Study(paper="table 6", claim="grows", printed="15.92", full=full, small="b.yaml", note="a figure alone")
+    text = size_text(evidence(arm, [3.5, 3.4, 3.7]), study)
+    assert text.startswith("noise: pairs of seeds differ by ")
+    assert text.endswith(end)
+
+
+@given(st.lists(st.none() | st.floats(-1, 1), max_size=6))
+def test_the_slope_of_an_arm_is_the_mean_of_its_runs_that_have_one(slopes: list[float | None]) -> None:
+    some = [slope for slope in slopes if slope is not None]
+    found = mean_slope([{"loss_slope": slope} for slope in slopes] + [{}])
+    assert found == (pytest.approx(sum(some) / len(some)) if some else None)
 
 
 def test_the_readme_has_the_verdicts_that_are_kept(capsys: pytest.CaptureFixture[str]) -> None:

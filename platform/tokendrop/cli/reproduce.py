@@ -12,7 +12,6 @@ from tokendrop.cli.sweep import ended, planned, require_libraries, trained
 if TYPE_CHECKING:
     from tokendrop.study.evidence import Evidence
     from tokendrop.study.progress import Progress
-    from tokendrop.study.studies import Study
 
 _FOLDER = Path("jobs", "studies")
 
@@ -40,6 +39,7 @@ def run(options: argparse.Namespace) -> Outcome:
     Raises:
         UserError: there is no such study, or something is wrong with its sweep or a job of it.
     """
+    from tokendrop.study.evidence import size_text
     from tokendrop.study.studies import load_study, sweep_of
     from tokendrop.study.trials import expand
 
@@ -52,22 +52,12 @@ def run(options: argparse.Namespace) -> Outcome:
     progress = trained(sweep, trials, None, file=sweep_file, retry_failed=options.retry_failed)
     outcome = ended(progress)
     found = _kept(options, progress)
-    size = "" if found is None else f"\n{_size_text(found, study)}"
+    size = "" if found is None else f"\n{size_text(found, study)}"
     return Outcome(
         {**outcome.result, "study": options.name, "evidence": found and asdict(found)},
         f"{options.name}: {study.paper}\npaper:  {study.printed}\n\n{outcome.text}{size}",
         exit_code=outcome.exit_code,
     )
-
-
-def _size_text(found: "Evidence", study: "Study") -> str:
-    """What a study of this size can see, and where it can't, which one can."""
-    from tokendrop.study.evidence import noise_text
-
-    text = f"noise: {noise_text(found)}"
-    if found.verdict.answer == "undecided" and found.scale == "small" and study.full:
-        text += f"\nundecided here; on GPUs 'tokendrop reproduce {found.study} --scale full' can decide"
-    return text
 
 
 def _kept(options: argparse.Namespace, progress: "Progress") -> "Evidence | None":

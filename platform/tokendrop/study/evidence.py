@@ -111,6 +111,15 @@ def noise_text(one: Evidence) -> str:
     return f"{text}; at the end the training loss changes by {100 * one.loss_slope:.2g} in 100 steps"
 
 
+def size_text(one: Evidence, study: Study) -> str:
+    """What a study of this size can see, and where it can't decide, the job that can, or why there is none."""
+    text = f"noise: {noise_text(one)}"
+    if one.verdict.answer != "undecided" or one.scale != "small":
+        return text
+    full = f"on GPUs 'tokendrop reproduce {one.study} --scale full' can decide"
+    return f"{text}\nundecided here; {full if study.full else study.note}"
+
+
 def write_rows(path: Path, progress: Progress) -> None:
     """Write a row for each trial that has ended well, as Parquet: its run, values and seed, and what it came to."""
     import pyarrow as pa
