@@ -27,7 +27,13 @@ def ray_cluster() -> Iterator[None]:
     import ray
 
     from tokendrop.launch.cluster import connect
+    from tokendrop.launch.head_watch import HeadWatch
 
+    def fail(watch: HeadWatch, error: OSError) -> None:
+        """Where a command would end, the one test that wanted this Ray should, and not the whole session, unsaid."""
+        raise error
+
+    HeadWatch._exit = fail
     os.environ.pop("RAY_ADDRESS", None)
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # so soon a run's end is seen
     connect(cpus=4)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
-from tokendrop.schedule.kept_length import Constant, Jumps, KeptByStep, Stages
+from tokendrop.schedule.kept_by_step import Jumps, KeptByStep, Stages
+from tokendrop.schedule.kept_length import Constant
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import RouteSchedule
 

@@ -19,7 +19,7 @@ from tokendrop.bench.schedule_saving import saving_over, schedule_figures
 from tokendrop.config.load import load_job
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
-from tokendrop.schedule.kept_length import KeptByStep
+from tokendrop.schedule.kept_by_step import KeptByStep
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import RouteSchedule
 

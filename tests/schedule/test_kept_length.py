@@ -9,18 +9,8 @@ from hypothesis import strategies as st
 
 from strategies import LONGEST_GROWTH, jumps, schedules
 from tokendrop.schedule.duration import Clock, Duration
-from tokendrop.schedule.kept_length import (
-    Constant,
-    Full,
-    Jumps,
-    KeptByStep,
-    Linear,
-    Mslg,
-    Piecewise,
-    Root,
-    Stage,
-    Stages,
-)
+from tokendrop.schedule.kept_by_step import Jumps, KeptByStep, Stages
+from tokendrop.schedule.kept_length import Constant, Full, Linear, Mslg, Piecewise, Root, Stage
 
 FULL = 64
 STEPS = range(LONGEST_GROWTH + 1)

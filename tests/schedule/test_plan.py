@@ -12,7 +12,8 @@ from strategies import plans, schedules
 from tokendrop.config.load import load_job
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
-from tokendrop.schedule.kept_length import Constant, KeptByStep
+from tokendrop.schedule.kept_by_step import KeptByStep
+from tokendrop.schedule.kept_length import Constant
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import Counts, RouteSchedule
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import MEASURED, plans
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
-from tokendrop.schedule.kept_length import Stages
+from tokendrop.schedule.kept_by_step import Stages
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import RouteSchedule
 from tokendrop.schedule.scaling import Estimate, ScalingObjective, choose_sizes, estimate, legal_sizes, with_workers

@@ -21,6 +21,8 @@ from tokendrop.config.load import build
 from tokendrop.config.task import AnyTask, CausalLm, ImageClassification, TextClassification
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.errors import UserError
+from tokendrop.launch.decisions import decisions_of
+from tokendrop.track.decisions import read_decisions
 from tokendrop.track.journal import Journal, read_ledger, read_steps
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, step_name
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 FLOAT64 = 1e-10
 TOLERANCES = {"ZeRO 3": 1e-4}  # of float32, and after Adam's steps at rates up to 0.01
+ADAPTIVE = {"kind": "adaptive", "start": 4, "increment": 4, "every": "1 steps", "budget": 0.6}
+LONGER = ADAPTIVE | {"start": 8, "increment": 8}
 LTD = {"kind": "linear", "start": 8, "until": "80%", "increment": 8}
 
 
@@ -57,6 +61,11 @@ def images_job(**changes: object) -> ExperimentConfig:
 
 CASES = {
     "causal": experiment(evaluate__sequences=13, train__micro_batch=1),
+    "decided as it goes": experiment(evaluate__sequences=13, train__micro_batch=1, drop__schedule=ADAPTIVE),
+    "decided layer by layer, shared out": job(
+        train__strategy="fsdp",
+        drop={"method": "random_ltd", "full_length_layers": "none", "by_layer": {"0": LONGER, "1-2": LONGER}},
+    ),
     "random-LTD, NSP": job(data__pairs={"sentence_task": "nsp"}),
     "special tokens kept, SOP": job(drop__keep_special_tokens=True),
     "pre-LN, no sentence task, few predictions": job(
@@ -95,6 +104,7 @@ def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> N
         checkpoints=checkpoints,
         recorder=Journal(run, rank=rank, world_size=world_size, start=start),
         world_size=world_size,
+        decisions=decisions_of(config, run, rank=rank, group=checkpoints.group),
         scores=scores,
     )
     train(config, parts, start=start, stop=stop)
@@ -175,6 +185,19 @@ def test_a_killed_run_that_goes_on_is_an_uninterrupted_one_bit_for_bit(runs, cas
     assert_same(*(weights_of(CASES[case], run) for run in (whole, killed)))
     assert read_ledger(killed) == read_ledger(whole)
     assert step_name(2) in [path.name for path in committed(killed / CHECKPOINTS)]
+
+
+@pytest.mark.parametrize("case", [name for name, config in CASES.items() if config.drop.adaptive])
+@pytest.mark.parametrize("way", ["larger", "resized", "killed"])
+def test_decisions_are_those_of_one_worker_and_made_once(runs, case: str, way: str) -> None:
+    expected, found = (read_decisions(runs[one] / case) for one in ("one", way))
+    assert found.keys() == expected.keys() == CASES[case].drop.adaptive.keys()
+    for key, decisions in expected.items():
+        assert [(one.step, one.kept_length) for one in found[key]] == [(one.step, one.kept_length) for one in decisions]
+        gaps = [[one.gap for one in some if one.gap is not None] for some in (decisions, found[key])]
+        np.testing.assert_allclose(gaps[1], gaps[0], rtol=1e-6)
+        assert gaps[0]
+        assert [one.step for one in decisions] == [1, 2, 3, 4, 5]
 
 
 def weights_of(config: ExperimentConfig, run: Path) -> dict[str, torch.Tensor]:

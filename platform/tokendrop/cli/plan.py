@@ -9,7 +9,9 @@ from tokendrop.cli.command import Command, Outcome
 from tokendrop.config.load import load_job
 from tokendrop.output import count, table
 from tokendrop.schedule.device import DeviceProfile
+from tokendrop.schedule.kept_by_step import KeptByStep
 from tokendrop.schedule.plan import RunPlan
+from tokendrop.schedule.routes import stages
 from tokendrop.schedule.scaling import Estimate, estimate
 
 _MOST_ROWS, _MOST_RESIZES = 16, 8
@@ -24,10 +26,42 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     config = load_job(options.job, options.overrides)
     plan, fixed, profile = config.plan, config.fixed_plan, config.scaling.profile
+    bounds = {key: schedule.bounds(config.clock) for key, schedule in config.drop.adaptive.items()}
+    result = plan_result(plan, fixed=fixed, profile=profile)
     return Outcome(
-        {"name": config.name, "optimizer": config.train.groups, **plan_result(plan, fixed=fixed, profile=profile)},
-        plan_text(config.name, plan, optimizer=config.train.groups, fixed=fixed, profile=profile),
+        {
+            "name": config.name,
+            "optimizer": config.train.groups,
+            **result,
+            **({"bounds": {key: _bounds_result(*both, plan.steps) for key, both in bounds.items()}} if bounds else {}),
+        },
+        plan_text(config.name, plan, optimizer=config.train.groups, fixed=fixed, profile=profile)
+        + "".join(_bounds_text(key, *both, plan.steps) for key, both in bounds.items()),
     )
+
+
+def _bounds_result(latest: KeptByStep, earliest: KeptByStep, steps: int) -> dict[str, list[dict[str, int]]]:
+    """What an adaptive schedule keeps at most and at least early on: first steps and kept lengths."""
+    return {
+        name: [{"start": start, "kept_length": kept} for start, _, (kept,) in stages([one], steps)]
+        for name, one in (("latest", latest), ("earliest", earliest))
+    }
+
+
+def _bounds_text(key: str, latest: KeptByStep, earliest: KeptByStep, steps: int) -> str:
+    said = [
+        f"{name} growth that the budget allows: {_moves(one, steps)}"
+        for name, one in (("the earliest", earliest), ("the latest", latest))
+    ]
+    return f"\n\ndrop.{key} is decided as the run goes; above is what is expected.\n" + "\n".join(said)
+
+
+def _moves(kept: KeptByStep, steps: int) -> str:
+    """Where a kept length begins to grow and ends."""
+    found = [(start, kept) for start, _, (kept,) in stages([kept], steps)]
+    if len(found) == 1:
+        return f"{found[0][1]} tokens throughout"
+    return f"{found[0][1]} tokens until step {found[1][0]:,}, {found[-1][1]} from step {found[-1][0]:,} on"
 
 
 def plan_result(plan: RunPlan, *, fixed: RunPlan | None = None, profile: DeviceProfile | None = None) -> dict[str, Any]:

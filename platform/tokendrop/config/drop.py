@@ -8,7 +8,8 @@ from typing import Any, Literal
 from tokendrop.config.drop_method import DropMethod, LayerByLayer, Layers
 from tokendrop.config.layers import naming
 from tokendrop.schedule.duration import Clock, Duration
-from tokendrop.schedule.kept_length import Constant, Full, Schedule, Stages
+from tokendrop.schedule.kept_by_step import Stages
+from tokendrop.schedule.kept_length import Constant, Full, Schedule
 from tokendrop.schedule.layer_dropout import DroppedSequences
 from tokendrop.schedule.routes import RouteSchedule, Span
 

@@ -1,13 +1,15 @@
 """What every method of dropping has, those of the user's own too."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 from tokendrop.config.layers import keys_by_span, naming
+from tokendrop.schedule.adaptive import Adaptive
 from tokendrop.schedule.duration import Clock
-from tokendrop.schedule.kept_length import Full, KeptByStep, Schedule
+from tokendrop.schedule.kept_by_step import KeptByStep
+from tokendrop.schedule.kept_length import Full, Schedule
 from tokendrop.schedule.routes import Counts, RouteSchedule, Span
 
 Layers = Literal["none", "first", "last", "first_and_last"] | tuple[int, ...]
@@ -42,8 +44,14 @@ class DropMethod(ABC):
         """Each span of a model of so many layers, with what stays in it.
 
         Raises:
-            ValueError: a schedule does not fit the run, or a key of `by_layer` the layers; the message names the key.
+            ValueError: a schedule does not fit the run or the method, or a key of `by_layer` the layers; the message
+                names the key.
         """
+        for key in self.adaptive if self.cuts or self.learns or self.counts != "tokens" else ():
+            raise ValueError(
+                f"drop.{key}: kind 'adaptive' probes by evaluation with and without dropping, which method"
+                f" '{self.method}' has not; want another kind, or method random_ltd"
+            )
         spans = self.spans(layers)
         key_of = keys_by_span(self.by_layer, spans, layers)
         usual = _resolved(*self.usual, clock)
@@ -54,6 +62,25 @@ class DropMethod(ABC):
     def usual(self) -> tuple[str, Schedule]:
         """The schedule of the layers that `by_layer` does not name, behind the key that gives it."""
         return "drop.schedule", self.schedule
+
+    @property
+    def adaptive(self) -> Mapping[str, Adaptive]:
+        """The schedules that are decided while the run goes, by key below `drop`."""
+        schedules = {"schedule": self.schedule, **{f"by_layer.{key}": one for key, one in self.by_layer.items()}}
+        return {key: one for key, one in schedules.items() if isinstance(one, Adaptive)}
+
+    def with_decided(self, decided: Mapping[str, Sequence[int]]) -> Self:
+        """With the kept lengths that are decided of some `adaptive` schedules, by key."""
+        changed = {key: replace(self.adaptive[key], decided=tuple(kept)) for key, kept in decided.items()}
+        by_layer = {key: changed.get(f"by_layer.{key}", one) for key, one in self.by_layer.items()}
+        return replace(self, schedule=changed.get("schedule", self.schedule), by_layer=by_layer)
+
+    def spans_of(self, schedule: str, layers: int) -> tuple[Span, ...]:
+        """The spans, of `spans`, that go by a schedule, a key below `drop`."""
+        spans = self.spans(layers)
+        key_of = keys_by_span(self.by_layer, spans, layers)
+        names = {span: f"by_layer.{key_of[span]}" if span in key_of else "schedule" for span in spans}
+        return tuple(span for span in spans if names[span] == schedule)
 
     @property
     def keeps_special(self) -> bool:

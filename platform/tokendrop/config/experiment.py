@@ -1,5 +1,6 @@
 """The root of a run's configuration."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import ceil
@@ -156,6 +157,16 @@ class ExperimentConfig:
         """A duration as whole steps, at least 1."""
         return max(1, round(self.clock.steps(duration)))
 
+    @property
+    def decided(self) -> Mapping[str, tuple[int, ...]]:
+        """The kept lengths that are decided until now of each `adaptive` schedule, by key below `drop`."""
+        return {key: schedule.decided for key, schedule in self.drop.adaptive.items()}
+
+    def with_decided(self, decided: Mapping[str, Sequence[int]]) -> "ExperimentConfig":
+        """The same job with other kept lengths decided; its plan is theirs up to the next decision, and beyond it what
+        is expected."""
+        return replace(self, drop=self.drop.with_decided(decided)) if decided != self.decided else self
+
     @cached_property
     def plan(self) -> RunPlan:
         """The whole run, step by step; laid out once, when the job is checked.
@@ -170,23 +181,31 @@ class ExperimentConfig:
     @cached_property
     def fixed_plan(self) -> RunPlan:
         """The same run on `scaling.workers` at every step."""
+        undecided = self.drop.with_decided(dict.fromkeys(self.drop.adaptive, ()))
+        if undecided == self.drop:
+            return self._fixed_plan(self.drop)
+        # what the learning rate decays over is no matter of decisions, so that none changes it for what is done
+        expected = self._fixed_plan(undecided).layer_tokens(self.steps)
+        return self._fixed_plan(self.drop, lr_layer_tokens=expected)
+
+    def _fixed_plan(self, drop: DropConfig, *, lr_layer_tokens: int | None = None) -> RunPlan:
         train, head_tokens = self.train, self.task.head_tokens(self)
-        shape = replace(self.model.shape, head_drops=self.drop.cuts, head_tokens=head_tokens)
+        shape = replace(self.model.shape, head_drops=drop.cuts, head_tokens=head_tokens)
         with naming("train.global_batch"):
             batch = BatchSplit(
                 global_batch=train.global_batch,
                 micro_batch=train.micro_batch,
                 world_size=self.scaling.workers,
             )
-        routes = self.drop.routes(shape.layers, self.clock)
-        with naming(self.drop.usual[0]):
+        routes = drop.routes(shape.layers, self.clock)
+        with naming(drop.usual[0]):
             check_countable(list(dict.fromkeys(route.kept for route in routes)), self.steps)
         with naming("train.warmup"):
             return build_plan(
                 steps=self.steps,
                 routes=routes,
-                counts=self.drop.counts,
-                learned=self.drop.learns,
+                counts=drop.counts,
+                learned=drop.learns,
                 shape=shape,
                 batch=batch,
                 lr_clock=train.lr_clock,
@@ -196,4 +215,5 @@ class ExperimentConfig:
                 decay=train.decay,
                 cooldown_steps=round(self.clock.steps(train.cooldown)),
                 sharing=train.sharing,
+                lr_layer_tokens=lr_layer_tokens,
             )

@@ -7,7 +7,6 @@ and `standby` name all that they use of Ray's private parts, checked with Ray 2.
 import os
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,6 +21,7 @@ from tokendrop.elastic.control import RunControl
 from tokendrop.elastic.decide import ClusterView, ScalingAction, ScalingDecider
 from tokendrop.elastic.progress import Progress
 from tokendrop.elastic.standby import StandbyPool
+from tokendrop.track.decisions import DecidedJob
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 
 _CALL_S = 5.0  # for an answer of Ray's coordinator
@@ -43,12 +43,12 @@ class RunStoppedError(Exception):
 class SchedulePolicy(ElasticScalingPolicy):
     """Tells Ray Train what a `ScalingDecider` decides, and the autoscaler what it will need."""
 
-    def __init__(self, scaling_config: Any, decider: ScalingDecider, run: Path, *, fast_resize: bool) -> None:
+    def __init__(self, scaling_config: Any, job: DecidedJob, decider: ScalingDecider) -> None:
         super().__init__(scaling_config)
-        self.decider, self.checkpoints = decider, run / CHECKPOINTS
-        self.control, self.progress = RunControl(run), Progress(run)
+        self.job, self.decider, self.checkpoints = job, decider, job.run / CHECKPOINTS
+        self.control, self.progress = RunControl(job.run), Progress(job.run)
         self.autoscaling = is_autoscaler_v2(fetch_from_server=True)
-        self.standbys = StandbyPool(self.control) if fast_resize else None
+        self.standbys = StandbyPool(self.control) if job.config.scaling.fast_resize else None
         self._requested = 0
         self._waits_since: float | None = None
         self._since = 0.0
@@ -82,6 +82,7 @@ class SchedulePolicy(ElasticScalingPolicy):
             raise RunStoppedError
         if self.standbys:  # those of a change that failed would tie the next group to their nodes
             self.standbys.end()
+        self._follow_decisions()
         now = time.monotonic()
         self._waits_since = self._waits_since or now
         step, leaving = committed_step(self.checkpoints), _leaving_nodes()
@@ -103,6 +104,7 @@ class SchedulePolicy(ElasticScalingPolicy):
         self.progress.update()
         if not self.progress.is_known or self.control.is_stopped:
             return NoopDecision()
+        self._follow_decisions()
         view = self._view(group)
         requested = self.decider.request(view)
         # an autoscaler keeps idle nodes for what is asked for; without one, Ray Data must know what this run holds
@@ -122,6 +124,10 @@ class SchedulePolicy(ElasticScalingPolicy):
             self.progress.went_on()
             self.control.go_on(view.done)
         return NoopDecision()
+
+    def _follow_decisions(self) -> None:
+        if self.job.renew():
+            self.decider.plan = self.job.config.plan
 
     def _resize(self, workers: int) -> Any:
         self.progress.forget()
@@ -210,9 +216,9 @@ def _leaving_nodes() -> frozenset[str]:
 class ScheduledTrainer(TorchTrainer):
     """`TorchTrainer` with this policy."""
 
-    def __init__(self, *, decider: ScalingDecider, run: Path, fast_resize: bool, **settings: Any) -> None:
+    def __init__(self, job: DecidedJob, decider: ScalingDecider, **settings: Any) -> None:
         super().__init__(**settings)
-        self.policy = SchedulePolicy(self.scaling_config, decider, run, fast_resize=fast_resize)
+        self.policy = SchedulePolicy(self.scaling_config, job, decider)
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
         return super()._initialize_and_run_controller(**{**settings, "scaling_policy": self.policy})

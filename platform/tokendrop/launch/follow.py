@@ -8,6 +8,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.elastic.control import RunControl
 from tokendrop.launch.view import RunView, clock
 from tokendrop.output import StatusLine, is_terminal, log
+from tokendrop.track.decisions import DecidedJob
 from tokendrop.track.journal import METRICS, MetricsTail
 from tokendrop.track.run_folder import DATA, open_run_folder
 from tokendrop.train.checkpoint_index import CHECKPOINTS, META, committed, step_of
@@ -52,6 +53,7 @@ class Follower:
 
     def __init__(self, run: Path, config: ExperimentConfig) -> None:
         self.run, self.view, self.control = run, RunView(config), RunControl(run)
+        self._decided = DecidedJob(config, run)
         path = run / METRICS
         self._tail = MetricsTail(run, max(0, path.stat().st_size - _HISTORY_BYTES) if path.exists() else 0)
         self._sees_lock = self._is_unheld = self._tells = False
@@ -75,6 +77,8 @@ class Follower:
     def update(self) -> list[str]:
         """Take in what is new; what is to be said of it."""
         lines = self._tail.read()
+        if self._decided.renew():
+            self.view.follow(self._decided.config)
         if lines:
             self._heard = time.monotonic()
         said = [*self._said_before, *(self.view.take(line) for line in lines)]

@@ -14,6 +14,7 @@ from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_own_files, shards_at_hand
 from tokendrop.secrets import redact_all
+from tokendrop.track.decisions import copy_decisions, with_decisions
 from tokendrop.track.journal import METRICS, STEPS, copy_record, steps_table
 from tokendrop.track.lineage import Lineage, read_lineage, write_lineage
 from tokendrop.track.parameters import flat
@@ -61,8 +62,9 @@ def begun_fork(parent: Path, step: int, overrides: Sequence[str] = ()) -> Iterat
     parent = parent.absolute()
     begun, _ = open_run_folder(parent)
     given = ("run=null", *overrides)  # which is a folder of its own
-    config = _of_no_sweep(with_absolute_paths(load_job(parent / JOB, given)), begun)
-    changed = _changed(begun, load_job(parent / JOB, given, to_run=False))  # secrets are hidden in both
+    config = _decided(_of_no_sweep(with_absolute_paths(load_job(parent / JOB, given)), begun), parent, step)
+    # as they were written down, and secrets are hidden in both
+    changed = _changed(load_job(parent / JOB, to_run=False), load_job(parent / JOB, given, to_run=False))
     lineage = Lineage(parent=str(parent), step=step, overrides=tuple(overrides), changed=changed)
     if (run := begun_run(config)) is not None:
         has = read_lineage(run)
@@ -78,6 +80,22 @@ def begun_fork(parent: Path, step: int, overrides: Sequence[str] = ()) -> Iterat
         if not (run / METRICS).exists():
             shutil.rmtree(run, ignore_errors=True)
         raise
+
+
+def _decided(config: ExperimentConfig, parent: Path, step: int) -> ExperimentConfig:
+    """A job with what its parent has decided up to `step`; UserError where that is not all that it should have."""
+    try:
+        decided = with_decisions(config, parent, until=step)
+    except DamagedDataError as error:
+        raise UserError(f"drop: what {parent} has decided is none of this job's schedules ({error})") from None
+    for key, schedule in decided.drop.adaptive.items():
+        due = schedule.next_decision(decided.clock)
+        if due is not None and due <= step:
+            raise UserError(
+                f"drop.{key}.decided: want the kept lengths that are decided up to step {step}; {parent} has decided"
+                f" none before step {due}"
+            )
+    return decided
 
 
 def _check_keys(config: ExperimentConfig, begun: ExperimentConfig, lineage: Lineage) -> None:
@@ -155,6 +173,8 @@ def _copied(config: ExperimentConfig, parent: Path, lineage: Lineage) -> Path:
             with atomic_folder(run) as made:
                 shutil.copytree(checkpoint, made / CHECKPOINTS / checkpoint.name)
                 copy_record(parent, made, lineage.step)
+                if config.drop.adaptive:
+                    copy_decisions(parent, made, lineage.step)
                 if steps_table(made)["step"].to_pylist() != [*range(1, lineage.step + 1)]:
                     raise DamagedDataError(f"{parent / STEPS}: damaged; want each step from 1 to {lineage.step}")
                 write_lineage(made, lineage)

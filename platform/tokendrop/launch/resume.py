@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import load_job
 from tokendrop.data.prepare.pipeline import check_fits
 from tokendrop.data.shards.files import check_files
 from tokendrop.data.shards.format import MANIFEST
@@ -13,7 +14,7 @@ from tokendrop.errors import UserError
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.secrets import redact
 from tokendrop.track.parameters import flat
-from tokendrop.track.run_folder import check_model, open_run_folder
+from tokendrop.track.run_folder import JOB, check_model, open_run_folder
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, newest_whole, set_aside
 from tokendrop.train.storage import read_index
 
@@ -39,7 +40,8 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
         UserError: something that decides what is trained is another, or the checkpoint does not hold tensors.
         DamagedDataError: what describes the run is damaged, or all of its checkpoints are.
     """
-    begun, _ = open_run_folder(run)
+    open_run_folder(run)
+    begun = load_job(run / JOB, to_run=False)  # decided no further than the job itself says
     checkpoint = newest_whole(run / CHECKPOINTS)
     if checkpoint is None:
         return
@@ -48,6 +50,11 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
     if step > steps:
         raise UserError(f"train.length: {run} is at step {step}, this job ends at {steps}; want a longer one")
     check_own_files(config, run)
+    if config.drop.adaptive and config.steps != begun.steps:
+        raise UserError(
+            f"train.length: {run} decides the kept lengths of {begun.steps} steps, this job has {config.steps};"
+            " want the same, or a new run"
+        )
     was, now = settings(begun), settings(config)
     for key in {**was, **now}:
         if was.get(key) != now.get(key):

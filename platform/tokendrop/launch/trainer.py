@@ -40,6 +40,7 @@ from tokendrop.launch.stream import RankSamples, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerSpec, never, run_worker
 from tokendrop.output import log
+from tokendrop.track.decisions import DecidedJob, with_decisions
 from tokendrop.track.journal import note_loss, note_start
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import begun_run, create_run_folder, describe_run, read_attempts, summarize
@@ -148,6 +149,7 @@ def fit_on_ray_train(spec: WorkerSpec, control: RunControl) -> None:
     """
     begun_before, failed_starts = _begun(spec.run), 0
     while (step := committed_step(spec.run / CHECKPOINTS)) < spec.config.steps and not control.is_stopped:
+        spec = replace(spec, config=with_decisions(spec.config, spec.run))
         restarts = max(0, _begun(spec.run) - begun_before - 1)
         trainer = _trainer(spec, step, max_restarts=max(0, spec.config.scaling.max_restarts - restarts))
         try:
@@ -182,7 +184,7 @@ def _trainer(spec: WorkerSpec, step: int, *, max_restarts: int) -> TorchTrainer:
     decider = ScalingDecider(plan=plan, sizes=sizes, lead_s=scaling.lead(plan), patience_s=scaling.patience_s)
     _tell_start(scaling, workers)
     settings = _settings(spec, (sizes[0], scaling.most_workers), max_restarts)
-    return ScheduledTrainer(decider=decider, run=spec.run, fast_resize=scaling.fast_resize, **settings)
+    return ScheduledTrainer(DecidedJob(spec.config, spec.run), decider, **settings)
 
 
 def _tell_start(scaling: ScalingConfig, workers: int) -> None:

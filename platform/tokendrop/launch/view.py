@@ -33,6 +33,11 @@ class RunView:
         self._validation: tuple[int, float] | None = None
         self._losses: deque[tuple[int, float]] = deque(maxlen=_MOST_LOSSES)
 
+    def follow(self, config: ExperimentConfig) -> None:
+        """Go by a job with more of its kept lengths decided."""
+        self.plan = config.plan
+        self.time.follow(config.plan)
+
     @property
     def has_steps(self) -> bool:
         """Whether there is something to be shown."""

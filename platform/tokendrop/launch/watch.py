@@ -15,6 +15,7 @@ from tokendrop.launch.room import resources_of, waiting_text
 from tokendrop.launch.view import RunView
 from tokendrop.output import StatusLine, is_terminal, log
 from tokendrop.secrets import redact_all
+from tokendrop.track.decisions import DecidedJob
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
 from tokendrop.track.prometheus import RunExport, set_gauges
@@ -33,6 +34,7 @@ class Watcher:
         self.run, self.config, self.mirror = run, config, mirror
         self._tail = MetricsTail(run, (run / "metrics.jsonl").stat().st_size if (run / "metrics.jsonl").exists() else 0)
         self._line, self._export = LiveLine(config, run), RunExport(run, config)
+        self._decided = DecidedJob(config, run)
         self._stop = threading.Event()
         self._showing = threading.Thread(target=self._show, daemon=True)
         self._mirroring = threading.Thread(target=self._mirror_on, daemon=True)
@@ -64,7 +66,11 @@ class Watcher:
         stopping = False
         while not stopping:
             stopping = self._stop.wait(_POLL_S)
-            for line in self._tail.read():
+            lines = self._tail.read()
+            if self._decided.renew():  # after the lines were read, so that the plan knows of their steps
+                self._line.view.follow(self._decided.config)
+                self._export.metrics.follow(self._decided.config)
+            for line in lines:
                 self._line.show(line)
                 self._export.take(line)
             self._line.refresh()

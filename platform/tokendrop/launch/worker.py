@@ -13,6 +13,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
+from tokendrop.launch.decisions import broadcast_from_rank_0, decisions_of
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
@@ -75,14 +76,14 @@ def run_worker(
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)
     journal = Journal(spec.run, rank=rank, world_size=world_size, start=start, timings=timings)
-    batches = batches_of(spec, samples, world_size=world_size, rank=rank, device=device)
     components = TrainComponents(
         engine=engine,
         dropping=dropping,
-        batches=batches,
+        batches=batches_of(spec, samples, world_size=world_size, rank=rank, device=device),
         checkpoints=checkpoints,
         recorder=journal,
         world_size=world_size,
+        decisions=decisions_of(config, spec.run, rank=rank, group=checkpoints.group),
         scores=scores,
         reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,
@@ -138,12 +139,3 @@ def check_shared(run: Path) -> None:
                 " all machines share"
             )
         time.sleep(0.2)
-
-
-def broadcast_from_rank_0(number: int) -> int:
-    """The number that rank 0 calls this with; called by all ranks at once."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return number
-    said = torch.tensor(number)
-    dist.broadcast(said, 0)
-    return int(said)

@@ -55,6 +55,8 @@ class Dropping:
         self.hook: RemovableHandle
         """By which the model calls `before_call`."""
         self._is_drawn = self._has_warned = False
+        self.evaluates = False
+        """Whether layers drop outside of training too: to see what that costs."""
         self._drops = False
         """Whether any layer drops tokens. Not asked of `_kept`: torch.compile does not notice that a dict is empty."""
 
@@ -145,7 +147,7 @@ class Dropping:
 
         A model that is compiled as a whole is not looked at: what is kept of its inputs would be part of its graph.
         """
-        drops = self._drops if model.training else self.learns
+        drops = self._drops if model.training or self.evaluates else self.learns
         if torch.compiler.is_compiling() or not drops:
             return
         inputs = inputs_by_name(positional_names(type(model)), args, kwargs)
@@ -233,14 +235,15 @@ class DroppedLayer(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dropping, number = self._dropping, self._layer_number
-        if not (dropping._drops if self.training else dropping.learns):
+        drops = self.training or dropping.evaluates
+        if not (dropping._drops if drops else dropping.learns):
             if self.training:
                 dropping.warn_if_never_drawn()
             return super().__call__(*args, **kwargs)
         hidden_BSD, sides = self._inputs(args, kwargs)
         # layers that see every token fill no cache either: one without the dropped layers would look whole
         sides = without_cache(sides, number)
-        kept_BK = dropping.kept(number) if self.training else dropping.in_evaluation(number)
+        kept_BK = dropping.kept(number) if drops else dropping.in_evaluation(number)
         if kept_BK is None:
             return super().__call__(hidden_BSD, **sides)
         if not isinstance(kept_BK, Tensor):

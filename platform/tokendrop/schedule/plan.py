@@ -170,6 +170,7 @@ def build_plan(
     sharing: Sharing = "ddp",
     counts: Counts = "tokens",
     learned: bool = False,
+    lr_layer_tokens: int | None = None,
 ) -> RunPlan:
     """Lay out a run.
 
@@ -180,6 +181,7 @@ def build_plan(
             as many steps consume at full length (appendix C).
         cooldown_steps: of the decay `wsd`, by the same rule.
         learned: whether a linear map of each token to one number, before each span, chooses who stays.
+        lr_layer_tokens: that a learning rate on the layer-token clock decays over; those of the run when left out.
     Raises:
         ValueError: the pieces do not fit together.
     """
@@ -190,7 +192,8 @@ def build_plan(
     last = segments[-1]
     total, unit = steps, 1
     if lr_clock == "layer_token":
-        total = last.layer_tokens_before + (last.stop - last.start) * last.layer_tokens_per_step
+        run = last.layer_tokens_before + (last.stop - last.start) * last.layer_tokens_per_step
+        total = run if lr_layer_tokens is None else lr_layer_tokens
         unit = batch.global_batch * shape.layers * shape.sequence_length
     warmup, left = warmup_steps * unit, total - warmup_steps * unit
     stable = left - cooldown_steps * unit if decay == "wsd" else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from tokendrop.schedule.kept_length import KeptByStep
+from tokendrop.schedule.kept_by_step import KeptByStep
 
 Span = tuple[int, int]
 """Numbers, from 0, of the first and the last layer that is passed by."""

@@ -19,14 +19,19 @@ class TimeLeft:
     """
 
     def __init__(self, plan: RunPlan, profile: DeviceProfile | None = None) -> None:
-        self.plan, self.profile = plan, profile
+        self.profile = profile
+        self.follow(plan)
+        self._lately: deque[tuple[float, float]] = deque(maxlen=_LATELY)  # seconds and costs of steps
+        self._steps = 0
+        self._pauses: list[float] = []
+
+    def follow(self, plan: RunPlan) -> None:
+        """Go by another plan of the same run."""
+        self.plan = plan
         costs = [self._cost(segment, segment.workers) for segment in plan.segments]
         lengths = [segment.stop - segment.start for segment in plan.segments]
         self._costs = costs
         self._before = [0.0, *accumulate(cost * steps for cost, steps in zip(costs, lengths, strict=True))]
-        self._lately: deque[tuple[float, float]] = deque(maxlen=_LATELY)  # seconds and costs of steps
-        self._steps = 0
-        self._pauses: list[float] = []
 
     def take(self, step: int, *, step_time_s: float, workers: int) -> None:
         """Take in a step.

@@ -18,9 +18,10 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.shards.format import MANIFEST, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
+from tokendrop.track.decisions import forget_decisions, with_decisions
 from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, read_events, read_steps
-from tokendrop.train.checkpoint_index import read_meta
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step, read_meta
 from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
 
 JOB, PLAN, ENVIRONMENT, DATA = "job.yaml", "plan.json", "environment.json", "data.txt"
@@ -88,8 +89,10 @@ def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
 
     The tokenizer is copied: a model is of use without its corpus, but not without its vocabulary; and so is the file of
     a method or task of the user's own. Each file is written whole, and has its checksum in it; the tokenizer has it
-    beside the place of the token shards.
+    beside the place of the token shards. What was decided before the first checkpoint counts no more.
     """
+    if not committed_step(folder / CHECKPOINTS):
+        forget_decisions(folder)
     atomic_write(folder / JOB, seal_text(dump_job(config)).encode())
     for branch, name in ((config.drop, config.drop.method), (config.task, config.task.kind)):
         if copy := plugin.copy_of(name, folder):
@@ -107,7 +110,7 @@ def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
 
 
 def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
-    """The job of an earlier run and the folder of its token shards.
+    """The job of an earlier run, as it is decided by now, and the folder of its token shards.
 
     Raises:
         UserError: this is no run folder.
@@ -119,7 +122,8 @@ def open_run_folder(folder: Path) -> tuple[ExperimentConfig, Path]:
     read_sealed_text(folder / JOB)
     if (folder / PLAN).exists():
         read_sealed_json(folder / PLAN)
-    return load_job(folder / JOB, to_run=False), Path(read_sealed_text(folder / DATA).splitlines()[0])
+    config = with_decisions(load_job(folder / JOB, to_run=False), folder)
+    return config, Path(read_sealed_text(folder / DATA).splitlines()[0])
 
 
 def tokenizer_of(folder: Path) -> Path:

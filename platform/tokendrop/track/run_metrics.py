@@ -63,7 +63,7 @@ class RunMetrics:
     """The last value of each metric of a run, and sums since its driver began."""
 
     def __init__(self, config: ExperimentConfig) -> None:
-        self.plan, self.task, self.profile = config.plan, config.task, config.scaling.profile
+        self.task, self.profile = config.task, config.scaling.profile
         self._begun = self._stepped = time.time()
         self._last: Mapping[str, Any] | None = None
         self._first_step: int | None = None
@@ -74,6 +74,11 @@ class RunMetrics:
         self._parts: dict[str, float] = {}
         self._attempts, self._is_paused = 0, False
         self._course: list[Expected] = []
+        self.follow(config)
+
+    def follow(self, config: ExperimentConfig) -> None:
+        """Go by a job with more of its kept lengths decided."""
+        self.plan = config.plan
         if self.profile is not None:
             self._course = expected_course(self.plan, self.profile)
 

@@ -1,12 +1,15 @@
 """A job's method of dropping on its model: layers that drop tokens, and a loss that its router learns by."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import nn
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.method import Dropping, attach, routes_along
+from tokendrop.method import Dropping, TokenScores, attach, routes_along
 from tokendrop.models.batch import Batch
+from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.task import Loss, LossFunction
 
 
@@ -17,6 +20,46 @@ def attach_method(config: ExperimentConfig, model: nn.Module, layers: nn.ModuleL
         return None
     selector = config.drop.selector_of(width=config.model.shape.width, layers=len(layers), seed=config.seed)
     return attach(model, seed=config.seed, routes=routes_along(spans, selector), blocks=[*layers])
+
+
+def draw(
+    config: ExperimentConfig,
+    plan: RunPlan,
+    dropping: Dropping,
+    batch: Batch,
+    *,
+    step: int,
+    kept: Mapping[int, int],
+    scores: TokenScores | None = None,
+) -> None:
+    """Choose what the next forward pass of a micro batch keeps.
+
+    Args:
+        kept: of each route, by the number of its first layer.
+        scores: the running losses of tokens, where the job's method chooses by them.
+    """
+    special_BS = batch.special_BS if config.drop.keeps_special else None
+    dropping.draw(
+        kept_length=kept,
+        step=step,
+        sample_ids=batch.sample_ids_B,
+        sequence_length=plan.shape.sequence_length,
+        device=batch.device,
+        places=plan.batch.places(batch.number),
+        global_batch=plan.batch.global_batch,
+        always=() if special_BS is None else special_BS,
+        scores=None if scores is None else scores.of(batch.inputs()["input_ids_BS"]),
+    )
+
+
+@contextmanager
+def dropping_in_evaluation(dropping: Dropping) -> Iterator[None]:
+    """Within the block, layers drop what was drawn outside of training too."""
+    dropping.evaluates = True
+    try:
+        yield
+    finally:
+        dropping.evaluates = False
 
 
 def with_added_loss(loss: LossFunction, dropping: Dropping | None) -> LossFunction:

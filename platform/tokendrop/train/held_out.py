@@ -1,6 +1,6 @@
 """Means over several batches: the same number however samples are split into batches and shared out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -9,16 +9,22 @@ from tokendrop.models.batch import Batch
 from tokendrop.train.engines.base import Engine
 
 
-def held_out_mean(engine: Engine, batches: Sequence[tuple[Batch, int]]) -> tuple[float, dict[str, float]]:
+def held_out_mean(
+    engine: Engine, batches: Sequence[tuple[Batch, int]], *, before: Callable[[Batch], None] = lambda batch: None
+) -> tuple[float, dict[str, float]]:
     """Mean loss on held-out rows over all workers, each batch weighted by how many of its rows count; and figures.
 
     Sums are in float64, so that how rows are split into batches and shared out does not show.
+
+    Args:
+        before: told each batch before it is evaluated.
     """
     has_labels = batches[0][0].labels() is not None
     per_sample = labels_per_sample(engine, batches) if has_labels else None
     names: tuple[str, ...] = ()
     sums: list[Tensor] = []
     for batch, counts in batches:
+        before(batch)
         loss = engine.evaluate(batch if per_sample is None else batch.weighed(per_sample))
         names = tuple(loss.figures)
         parts = [part.double() * bool(counts) for figure in loss.figures.values() for part in figure]

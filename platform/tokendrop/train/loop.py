@@ -16,7 +16,9 @@ from tokendrop.errors import UserError
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.plan import RunPlan
+from tokendrop.train.adaptive import Decisions, kept_by_schedule
 from tokendrop.train.checkpoint import Checkpoints
+from tokendrop.train.dropping import draw, dropping_in_evaluation
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.figures import HostCopy, StartedStep
 from tokendrop.train.held_out import held_out_mean, labels_per_sample
@@ -49,6 +51,8 @@ class TrainComponents:
     checkpoints: Checkpoints
     recorder: Recorder
     world_size: int
+    decisions: Decisions | None = None
+    """What is decided as the run goes, where the job has such schedules."""
     scores: TokenScores | None = None
     """Running losses of tokens, where the job's method chooses by them; its checkpoints hold them too."""
     pause: Callable[[int], bool] = lambda step: False
@@ -59,44 +63,74 @@ class TrainComponents:
     reads_behind: int = 0
     """Steps that the device is given before the host waits for the figures of an earlier one: 1 keeps a GPU busy."""
 
+    def plan(self, config: ExperimentConfig) -> RunPlan:
+        """A job's plan as it is decided by now."""
+        return config.plan if self.decisions is None else self.decisions.config.plan
+
 
 def train(config: ExperimentConfig, components: TrainComponents, *, start: int, stop: int | None = None) -> int:
-    """Train from step `start` to `stop`, the end of the plan when left out; every worker runs this loop.
+    """Train from step `start` to `stop`, to where the workers change when left out; every worker runs this loop.
 
     Returns:
         The step reached, earlier than `stop` where the workers were asked to pause; its checkpoint is committed.
     """
-    plan = config.plan
-    stop = plan.steps if stop is None else stop
-    validate_every = config.in_steps(config.evaluate.every)
-    save_every = config.in_steps(config.checkpoint.every)
+    plan, decisions = components.plan(config), components.decisions
+    end = plan.next_resize(start) if stop is None else stop
+    validate_every, save_every = config.in_steps(config.evaluate.every), config.in_steps(config.checkpoint.every)
 
     components.engine.model.train()
     started: deque[StartedStep] = deque()
     clock, done, pause_requested = time.perf_counter(), start, False
-    while done < stop and not pause_requested:
+    while done < end and not pause_requested:
         with components.trace(done + 1):
             started.append(start_step(config, plan, components, done))
         done += 1
         validates = done % validate_every == 0 or done == plan.steps
-        saves = done % save_every == 0 or done == stop
-        while started and (validates or saves or pause_requested or len(started) > components.reads_behind):
+        decides = decisions is not None and decisions.are_due(done)
+        waits = validates or decides or done % save_every == 0 or done == end
+        while started and (waits or pause_requested or len(started) > components.reads_behind):
             step = started.popleft()
             report, pauses = step.read()
             report = replace(report, step_time_s=time.perf_counter() - clock)
-            clock, pause_requested = time.perf_counter(), pause_requested or pauses
+            pause_requested = pause_requested or pauses
             if validates and report.step == done:
                 val_loss, figures = validate(components)
                 report = replace(report, val_loss=val_loss, val_figures=figures)
-                clock = time.perf_counter()
+            clock = time.perf_counter()
             components.recorder.record(report, step.sample_ids)
-        if saves or pause_requested:
+        if decisions is not None and decides:
+            plan, before = decide(components, decisions, done), plan
+            if stop is None:
+                end = done if plan.at(done).workers != before.at(done - 1).workers else plan.next_resize(done)
+            clock = time.perf_counter()
+        if done % save_every == 0 or done == end or pause_requested:
             components.recorder.commit(done)
             components.checkpoints.save(components.engine, done)
     components.checkpoints.wait()
     if done < plan.steps:
         components.recorder.pause(done, checkpoint_s=time.perf_counter() - clock)
     return done
+
+
+def decide(components: TrainComponents, decisions: Decisions, step: int) -> RunPlan:
+    """Decide the kept lengths that are due before `step`; the plan from there on."""
+    dropping = components.dropping
+    assert dropping is not None
+
+    def probe(config: ExperimentConfig, step: int, key: str) -> float:
+        rows = components.batches.validation()
+        kept = kept_by_schedule(config, key, step - 1)
+        whole, _ = held_out_mean(components.engine, rows)
+
+        def choose(batch: Batch) -> None:
+            draw(config, config.plan, dropping, batch, step=step, kept=kept, scores=components.scores)
+
+        with dropping_in_evaluation(dropping):
+            dropped, _ = held_out_mean(components.engine, rows, before=choose)
+        return dropped - whole
+
+    decisions.decide(step, probe)
+    return decisions.config.plan
 
 
 def start_step(config: ExperimentConfig, plan: RunPlan, components: TrainComponents, step: int) -> StartedStep:
@@ -142,20 +176,10 @@ def accumulate(
     losses: list[Tensor] = []
     sample_ids: list[int] = []
     data_time = 0.0
-    segment, keeps_special = plan.at(step), config.drop.keeps_special
+    segment = plan.at(step)
     for batch, waited in micro_batches(config, components, step, segment.kept_length):
-        if components.dropping is not None:
-            components.dropping.draw(
-                kept_length=segment.kept_by_route,
-                step=step,
-                sample_ids=batch.sample_ids_B,
-                sequence_length=plan.shape.sequence_length,
-                device=batch.device,
-                places=plan.batch.places(batch.number),
-                global_batch=plan.batch.global_batch,
-                always=batch.special_BS if keeps_special and batch.special_BS is not None else (),
-                scores=None if components.scores is None else components.scores.of(batch.inputs()["input_ids_BS"]),
-            )
+        if (dropping := components.dropping) is not None:
+            draw(config, plan, dropping, batch, step=step, kept=segment.kept_by_route, scores=components.scores)
         if config.model.dropout:
             torch.manual_seed(hash((config.seed, step, batch.number)))
         last = len(losses) + 1 == accumulation

@@ -49,8 +49,8 @@ def build_engine(
 
 def train_by_plan(config: ExperimentConfig, components: TrainComponents, control: Control, *, start: int) -> None:
     """Train to where the workers change or are stopped; where they go on as they are, to the next such place."""
-    plan, step, waits = config.plan, start, config.scaling.mode == "schedule"
-    while step < plan.steps:
-        step = train(config, components, start=step, stop=plan.next_resize(step))
-        if step < plan.steps and not control.next(step, waits=waits):
+    step, waits = start, config.scaling.mode == "schedule"
+    while step < config.steps:
+        step = train(config, components, start=step)
+        if step < config.steps and not control.next(step, waits=waits):
             return

@@ -1,0 +1,38 @@
+"""The decisions of a run's adaptive schedules, as its workers make them together."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.track.decisions import note_decision, with_decisions
+from tokendrop.train.adaptive import Decisions
+from tokendrop.train.reader import from_rank_0
+
+
+def decisions_of(config: ExperimentConfig, run: Path, *, rank: int, group: Any) -> Decisions | None:
+    """What is decided of a run by now, as rank 0 sees it; None where the job has nothing to decide.
+
+    Args:
+        group: of all ranks, who call this at once, while nothing is saved; None for one process alone.
+    """
+    if not config.drop.adaptive:
+        return None
+    decided = from_rank_0(lambda: with_decisions(config, run).decided, group)
+    return Decisions(
+        config.with_decided(decided),
+        agree=broadcast_from_rank_0,  # not by that group, on which a checkpoint may just be saved
+        record=partial(note_decision, run) if rank == 0 else lambda schedule, decision: None,
+    )
+
+
+def broadcast_from_rank_0(number: int) -> int:
+    """The number that rank 0 calls this with; called by all ranks at once."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return number
+    said = torch.tensor(number)
+    dist.broadcast(said, 0)
+    return int(said)
