@@ -3,18 +3,15 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from folders import Document, write_folder
-from tiny import SEED, experiment
+from forks import AT, JOB, STEPS, forked, history, trained, write_data
+from tiny import experiment
 from tokendrop.atomic import exclusive_lock, is_locked
-from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.tokenizer import train_tokenizer
 from tokendrop.elastic.control import RunControl
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.launch import fork
@@ -23,41 +20,12 @@ from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on
 from tokendrop.launch.worker import WorkerSpec, run_worker
 from tokendrop.track.audit import audit
-from tokendrop.track.decisions import read_decisions
 from tokendrop.track.journal import LEDGER, METRICS, read_ledger, read_steps
 from tokendrop.track.lineage import LINEAGE, read_lineage
 from tokendrop.track.run_folder import describe_run, open_run_folder, summarize
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, remove_old, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
-STEPS, AT = 8, 4
-JOB: dict[str, object] = {
-    "train__length": f"{STEPS} steps",
-    "checkpoint": {"every": "2 steps", "keep": 4},
-    "evaluate": {"every": "4 steps", "sequences": 8},
-    "track": {"uri": None},
-    "scaling": {"cpus_per_worker": 1},
-    "model__vocab_size": 300,
-}
-
-
-def trained(run: Path, config: ExperimentConfig, data: Path) -> Path:
-    """A worker's part in a run, from its last checkpoint on, without Ray."""
-    RunControl(run).reset()
-    run_worker(WorkerSpec(config=config, run=run, data=data))
-    return run
-
-
-def forked(parent: Path, step: int, *overrides: str) -> Path:
-    """A fork, trained as `--resume` does."""
-    with begun_fork(parent, step, overrides) as (config, run):
-        check_goes_on(config, run)
-        return trained(run, config, open_run_folder(run)[1])
-
-
-def history(run: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if not key.endswith("time_s")} for row in read_steps(run)]
 
 
 def contents(folder: Path) -> dict[Path, tuple[int, int, bytes]]:
@@ -71,12 +39,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, int, bytes]]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(SEED)
-    rows = rng.integers(0, 300, (48, 17)).tolist()
-    documents = [*map(Document, rows[:40]), *(Document(row, split="validation") for row in rows[40:])]
-    tokenizer = train_tokenizer(iter(["a stone under the river"] * 9), vocab_size=300).to_str()
-    write_folder(folder, [("corpus", documents)], tokenizer=tokenizer, sequence_length=16, vocab_size=300)
-    return folder
+    return write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -276,35 +239,3 @@ def test_rates_after_the_step_are_those_of_the_fork_s_own_job(parent: Path, step
     plan, before = open_run_folder(run)[0].plan, open_run_folder(parent)[0].plan
     rates = [row["lr"] for row in history(run)]
     assert rates == [before.lr(one) for one in range(step)] + [plan.lr(one) for one in range(step, STEPS)]
-
-
-ADAPTIVE = {"kind": "adaptive", "start": 4, "increment": 4, "every": "1 steps", "budget": 0.6}
-
-
-def test_a_fork_has_the_decisions_of_its_parent_until_its_step(tmp_path: Path, data: Path) -> None:
-    config = with_absolute_paths(experiment(**JOB, runs_folder=str(tmp_path), drop__schedule=ADAPTIVE))
-    parent = tmp_path / "parent"
-    parent.mkdir()
-    describe_run(parent, config, data)
-    trained(parent, config, data)
-    same = forked(parent, AT)
-    assert history(same) == history(parent)
-    assert read_decisions(same) == read_decisions(parent)
-    other = forked(parent, AT, "drop.schedule.grow_above=99", "drop.schedule.hold_below=99")
-    kept = [[one.kept_length for one in read_decisions(run)["schedule"]] for run in (parent, other)]
-    assert kept[0][:AT] == kept[1][:AT]
-    assert history(other)[:AT] == history(parent)[:AT]
-    with pytest.raises(UserError, match=rf"^drop: what {parent} has decided is none of this job's schedules \("):
-        forked(parent, AT, "drop.schedule.increment=2")
-
-
-def test_a_fork_begins_with_no_kept_length_undecided(tmp_path: Path, data: Path) -> None:
-    config = with_absolute_paths(experiment(**JOB, runs_folder=str(tmp_path)))
-    parent = tmp_path / "parent"
-    parent.mkdir()
-    describe_run(parent, config, data)
-    trained(parent, config, data)
-    with pytest.raises(
-        UserError, match=rf"^drop\.schedule\.decided: want the kept lengths that are decided up to step {AT}"
-    ):
-        forked(parent, AT, f"drop.schedule={json.dumps(ADAPTIVE)}")

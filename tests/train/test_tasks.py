@@ -12,15 +12,14 @@ import torch.distributed as dist
 from examples import TASKS, write_examples
 from folders import Document, write_folder
 from groups import together
-from images import MODEL, TASK, write_images
-from pairs import LENGTH, texts, write_pairs
+from images import write_images
+from pairs import texts, write_pairs
 from sharing import HAS_DEEPSPEED
+from task_jobs import ADAPTIVE, LONGER, examples_job, images_job, job
 from tiny import TOKENS, assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.load import build
-from tokendrop.config.task import AnyTask, CausalLm, ImageClassification, TextClassification
+from tokendrop.config.task import CausalLm, ImageClassification, TextClassification
 from tokendrop.data.read.batches import MicroBatches
-from tokendrop.errors import UserError
 from tokendrop.launch.decisions import decisions_of
 from tokendrop.track.decisions import read_decisions
 from tokendrop.track.journal import Journal, read_ledger, read_steps
@@ -35,30 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 FLOAT64 = 1e-10
 TOLERANCES = {"ZeRO 3": 1e-4}  # of float32, and after Adam's steps at rates up to 0.01
-ADAPTIVE = {"kind": "adaptive", "start": 4, "increment": 4, "every": "1 steps", "budget": 0.6}
-LONGER = ADAPTIVE | {"start": 8, "increment": 8}
-LTD = {"kind": "linear", "start": 8, "until": "80%", "increment": 8}
-
-
-def job(**changes: object) -> ExperimentConfig:
-    """Six steps of a BERT on the pairs of `write_pairs`; dotted keys with `__` for the dots."""
-    sizes = {"layers": 3, "width": 16, "heads": 2, "sequence_length": LENGTH, "vocab_size": 448}
-    given = {"drop__schedule": LTD, "evaluate__sequences": 13, "train__micro_batch": 1} | changes
-    norm = given.pop("norm", "post")
-    return experiment(**{"model": {"kind": "bert", **sizes, "norm": norm}, "task": {"kind": "masked_lm"}, **given})
-
-
-def examples_job(kind: str, **changes: object) -> ExperimentConfig:
-    """The same of examples."""
-    return job(**{"task": {"kind": "text_classification", **TASKS[kind]}, "train__peak_lr": 1e-3, **changes})
-
-
-def images_job(**changes: object) -> ExperimentConfig:
-    """The same of images."""
-    schedule = {"kind": "linear", "start": 5, "until": "80%", "increment": 4}
-    return job(**{"model": MODEL, "task": TASK, "drop__schedule": schedule, "train__peak_lr": 1e-3, **changes})
-
-
 CASES = {
     "causal": experiment(evaluate__sequences=13, train__micro_batch=1),
     "decided as it goes": experiment(evaluate__sequences=13, train__micro_batch=1, drop__schedule=ADAPTIVE),
@@ -271,46 +246,3 @@ def test_each_sample_is_trained_on_once_by_one_worker(runs, case: str) -> None:
     orders = [{step: sorted(ids) for step, ids in found.items()} for found in by_step.values()]
     assert all(order == orders[0] for order in orders)
     assert all(len(set(ids)) == 8 for ids in orders[0].values())
-
-
-def test_special_tokens_stay_where_they_are_to_stay(tmp_path: Path) -> None:
-    write_pairs(tmp_path / "data", texts(60))
-    config = CASES["special tokens kept, SOP"]
-    _, dropping = build_engine(config, torch.device("cpu"))
-    opened = config.task.build(config).open(tmp_path / "data")
-    batch = opened.batch(*opened.samples.at(np.arange(4)), 0)
-    assert batch.special_BS.sum(1).tolist() == [3] * 4
-    assert batch.special_BS[:, 0].all()
-    dropping.draw(kept_length=4, step=0, sample_ids=batch.sample_ids_B, sequence_length=LENGTH, always=batch.special_BS)
-    assert batch.special_BS.gather(1, dropping.kept(1)).sum(1).tolist() == [3] * 4
-
-
-def test_the_class_token_stays_where_it_is_to_stay(tmp_path: Path) -> None:
-    write_images(tmp_path / "data", 20)
-    config = CASES["images, [CLS] kept, SGD"]
-    _, dropping = build_engine(config, torch.device("cpu"))
-    opened = config.task.build(config).open(tmp_path / "data")
-    batch = opened.batch(*opened.samples.at(np.arange(4)), 0)
-    where = {"sample_ids": batch.sample_ids_B, "sequence_length": config.model.sequence_length}
-    dropping.draw(kept_length=4, step=0, always=batch.special_BS, **where)
-    assert (dropping.kept(1) == 0).sum(1).tolist() == [1] * 4
-
-
-def test_special_tokens_are_refused_where_there_is_no_room_for_them() -> None:
-    with pytest.raises(UserError, match=r"drop\.keep_special_tokens: .*kept lengths of at least 3.*kept length of 2"):
-        job(drop__keep_special_tokens=True, drop__schedule={**LTD, "start": 2})
-    with pytest.raises(UserError, match=r"drop\.keep_special_tokens: .*got a task of kind 'causal_lm'"):
-        experiment(drop__keep_special_tokens=True)
-
-
-@pytest.mark.parametrize(
-    ("kind", "model"),
-    [("masked_lm", "gpt"), ("causal_lm", "bert"), ("causal_lm", "vit"), ("image_classification", "gpt")],
-)
-def test_a_task_wants_its_own_kind_of_model(kind: str, model: str) -> None:
-    own = {"gpt": experiment, "bert": job, "vit": images_job}[model]()
-    task = build(AnyTask, {"kind": kind}, "task")
-    config = replace(own, task=task, data=replace(own.data, tokenizer=None))
-    fitting = {"gpt": "causal_lm", "bert": "masked_lm or text_classification", "vit": "image_classification"}[model]
-    with pytest.raises(UserError, match=rf"^task\.kind: '{kind}' trains a model of .*, not '{model}'; want {fitting}$"):
-        config.task.build(config)
