@@ -18,8 +18,9 @@ from tokendrop.launch.cluster import _source_for
 
 WHERE = """
 import json, ray
+from ray.util.state import list_jobs
 from tokendrop.launch.cluster import connect
-connect()
+connect(name="mine")
 
 @ray.remote
 def imported():
@@ -27,7 +28,7 @@ def imported():
     profile = ours.load_job("JOB", ["scaling.mode=schedule", "scaling.profile=a100-40g-8"]).scaling.profile
     return ours.__file__, profile.name
 
-print(json.dumps(ray.get(imported.remote())))
+print(json.dumps([*ray.get(imported.remote()), [job.metadata for job in list_jobs(detail=True)]]))
 """
 
 
@@ -69,10 +70,11 @@ def test_workers_elsewhere_get_the_source_of_the_driver(tmp_path: Path, elsewher
         if "no Ray cluster lets this process in" not in done.stderr or time.monotonic() > deadline:
             break  # else the head does not answer yet
     assert done.returncode == 0, done.stderr
-    file, profile = json.loads(done.stdout.splitlines()[-1])
+    file, profile, jobs = json.loads(done.stdout.splitlines()[-1])
     assert "py_modules_files" in file
     assert not Path(file).is_relative_to(ROOT)
     assert profile == "a100-40g-8"
+    assert jobs == [{"job_name": "mine"}]
 
 
 def test_clusters_of_this_machine_and_submitted_jobs_take_no_upload(tmp_path: Path, monkeypatch) -> None:

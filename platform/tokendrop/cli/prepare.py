@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
     config = with_initial(with_absolute_paths(load_job(options.job, options.overrides)))
     with stopping_in_time():
-        connect()
+        connect(name=config.name)
         try:
             with HeadWatch(), prepare_line(config) as progress:
                 folder = prepare(config, progress=progress)

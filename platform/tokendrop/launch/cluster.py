@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.job_config import JobConfig
 from setproctitle import setproctitle
 
 from tokendrop.errors import UserError, first_line
@@ -22,13 +23,14 @@ from tokendrop.secrets import redact
 _SOURCE_ROOT = Path(__file__).parents[2]
 
 
-def connect(address: str | None = None, *, cpus: int | None = None) -> None:
+def connect(address: str | None = None, *, cpus: int | None = None, name: str = "") -> None:
     """Join the cluster at `address` or RAY_ADDRESS, else start one on this machine. Does nothing twice.
 
     Workers get this source tree, so a cluster whose image holds the dependencies alone will do.
 
     Args:
         cpus: cores that a cluster started here counts; those of the machine when left out.
+        name: of what this process does there, for Ray's dashboard; a submitted job keeps its own.
     Raises:
         UserError: there is none at that address.
     """
@@ -36,8 +38,8 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     errors_alone = {"logging_level": logging.ERROR, "log_to_driver": False}
-    for name in ("ray.data", "ray.train"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    for library in ("ray.data", "ray.train"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
         # a submitted job may set PYTHONPATH too; the one here goes on from it
@@ -47,7 +49,8 @@ def connect(address: str | None = None, *, cpus: int | None = None) -> None:
         try:
             log(f"connect  to the Ray cluster at {address}")
             check_answers(address)
-            ray.init(address, runtime_env=_source_for(address), **errors_alone)
+            job = JobConfig(metadata={"job_name": name} if name else {})
+            ray.init(address, job_config=job, runtime_env=_source_for(address), **errors_alone)
         except (OSError, RayError, ValueError) as error:
             raise UserError(
                 f"RAY_ADDRESS: no Ray cluster lets this process in at {address} ({first_line(error)}); want one that"

@@ -41,7 +41,7 @@ def with_epochs(config: ExperimentConfig) -> ExperimentConfig:
     Raises:
         UserError: something is wrong with the corpus or the tokenizer, or the job with so many samples.
     """
-    connect()
+    connect(name=config.name)
     with HeadWatch(), prepare_line(config) as progress:
         manifest = read_manifest(prepare(config, progress=progress))
     samples = sum(manifest.committed("train").rows)

@@ -85,7 +85,7 @@ def run_training(
         config = with_epochs(config)
     if resume is not None:
         check_goes_on(config, resume)
-    connect()
+    connect(name=config.name)
     check_room(config)
     shards = shards_at_hand(config, resume) if resume is not None else None
     with HeadWatch() as head, Preparation(config, shards) as preparation:

@@ -93,7 +93,7 @@ def _look_up(trial: Trial, job: ExperimentConfig, progress: Progress) -> None:
 @contextmanager
 def _on_ray(jobs: Mapping[str, ExperimentConfig], progress: Progress) -> Iterator[dict[str, ExperimentConfig]]:
     """Ray, as long as the block lasts, and the jobs that can begin."""
-    connect()
+    connect(name=progress.sweep.name)
     with HeadWatch() as head:
         ready = _prepared(jobs, progress)
         head.what_now = "the same command goes on with the sweep"
