@@ -19,10 +19,12 @@ from tokendrop.config.load import dump_job, load_job
 from tokendrop.config.run import CheckpointConfig
 from tokendrop.launch import watch
 from tokendrop.launch.watch import Watcher
+from tokendrop.track.decisions import DECISIONS, note_decision
 from tokendrop.track.journal import Journal
 from tokendrop.track.mlflow import METRICS, STATE, MlflowMirror
 from tokendrop.track.parameters import parameters
 from tokendrop.track.run_folder import DATA, ENVIRONMENT, JOB, PLAN
+from tokendrop.train.adaptive import Decision
 from tokendrop.train.report import StepReport
 from tokendrop.train.sealed import seal_json, seal_text
 
@@ -81,6 +83,7 @@ def test_a_run_restarted_is_one_mlflow_run_with_every_step(tmp_path: Path, sqlit
     train_on(folder, range(1, 9), commit=5)
     mirror.sync()
     train_on(folder, range(6, 13), commit=12)  # a restart from the checkpoint of step 5
+    note_decision(folder, "schedule", Decision(step=6, kept_length=8, gap=0.1))
     MlflowMirror(folder, config).sync("FINISHED")
 
     client = MlflowClient(sqlite)
@@ -91,7 +94,8 @@ def test_a_run_restarted_is_one_mlflow_run_with_every_step(tmp_path: Path, sqlit
     assert run.info.status == "FINISHED"
     assert run.data.params["drop.schedule.start"] == str(config.drop.schedule.start)
     assert run.data.tags["method"] == "random_ltd"
-    assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} == {JOB, PLAN, ENVIRONMENT}
+    sent = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    assert sent == {JOB, PLAN, ENVIRONMENT, DECISIONS}
     for name, field in METRICS.items():
         wanted = {step: getattr(report(step), field) for step in range(1, 13)}
         assert history(sqlite, run.info.run_id, name) == {s: v for s, v in wanted.items() if v is not None}

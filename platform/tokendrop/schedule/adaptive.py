@@ -19,8 +19,8 @@ _PACES = 1_000_000  # between no growth at all and growth at each decision
 class Adaptive:
     """At each decision `increment` more tokens or none, by how much dropping changes the loss just then.
 
-    That is the gap: the loss on the held-out rows with tokens dropped, less the loss of the same weights on the same
-    rows without. A gap below 0 says that the model has learned to do without the others, and does worse with all of
+    That is the gap: the loss on held-out rows with tokens dropped, less the loss of the same weights on the same rows
+    without. A gap below 0 says that the model has learned to do without the others, and does worse with all of
     them, as it will be used; one above 0, that it lacks them. Where it is larger than `grow_above`, whatever its sign,
     the kept length grows; where it is smaller than `hold_below`, it stays; between the two, it does what it did last.
 
@@ -37,6 +37,8 @@ class Adaptive:
     """Between decisions."""
     budget: float
     """Layer tokens of the dropped layers in the whole run, as a share of those at full length."""
+    probe: int = 1
+    """Held-out rows that a gap is measured on, in global batches; all of them where there are fewer."""
     grow_above: float = 0.05
     """Nats."""
     hold_below: float = 0.02
@@ -45,8 +47,9 @@ class Adaptive:
     """Kept lengths of the decisions until now; a run keeps its own. In a job, those that are not to be probed for."""
 
     def __post_init__(self) -> None:
-        if min(self.start, self.increment) < 1:
-            raise ValueError(f"want a start and an increment of at least 1, got {self.start} and {self.increment}")
+        for key, value in (("start", self.start), ("increment", self.increment), ("probe", self.probe)):
+            if value < 1:
+                raise ValueError(f"{key}: want at least 1, got {value}")
         if not 0 < self.budget <= 1:
             raise ValueError(f"budget: want a share above 0 and at most 1, got {self.budget:g}")
         if not 0 <= self.hold_below <= self.grow_above < inf:

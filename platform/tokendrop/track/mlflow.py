@@ -16,6 +16,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.task import TaskConfig
 from tokendrop.errors import UserError
 from tokendrop.secrets import HIDDEN, redact, redact_all, restored, variables
+from tokendrop.track.decisions import DECISIONS
 from tokendrop.track.evaluations import EVALUATIONS, RESULT, flat_metrics, note_sent, unsent
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow_run import FORBIDDEN, SQLITE, datasets_of, experiment_of, span_ms, tags_of
@@ -157,7 +158,8 @@ class MlflowMirror:
     def _send_artifacts(self, client: Any) -> None:
         """Send the files that describe the run, each when it has changed; raises the first failure at the end."""
         failures: list[Exception] = []
-        for name in (JOB, PLAN, ENVIRONMENT):
+        decided = [DECISIONS] if (self.folder / DECISIONS).exists() else []
+        for name in (JOB, PLAN, ENVIRONMENT, *decided):
             try:
                 checksum = hashlib.sha256((self.folder / name).read_bytes()).hexdigest()
                 if self.state["artifacts"].get(name) != checksum:
