@@ -5,15 +5,19 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from strategies import MEASURED
 from tiny import experiment
+from tokendrop.config.load import dump
 from tokendrop.schedule.adaptive import Adaptive
 from tokendrop.schedule.duration import Clock, Duration
 from tokendrop.schedule.kept_by_step import KeptByStep
+from tokendrop.schedule.scaling import estimate
 
 FULL = 64
 
@@ -57,13 +61,18 @@ def decided(schedule: Adaptive, clock: Clock, wants: st.DataObject) -> Adaptive:
     return schedule
 
 
+def bounds(schedule: Adaptive, clock: Clock) -> tuple[Adaptive, Adaptive]:
+    """With the latest and with the earliest growth."""
+    return schedule.always(clock, wants=False), schedule.always(clock, wants=True)
+
+
 @given(cases(), st.data())
 def test_whatever_is_decided_the_budget_is_spent_to_within_a_jump(case: tuple[Adaptive, Clock], data) -> None:
     schedule, clock = case
     longest = int(schedule.every.amount) + 1
     budget = int(schedule.budget * FULL * clock.total_steps)
-    for one in (decided(schedule, clock, data).resolve(clock), schedule.resolve(clock), *schedule.bounds(clock)):
-        kept = lengths(one, clock)
+    for one in (decided(schedule, clock, data), schedule, *bounds(schedule, clock)):
+        kept = lengths(one.resolve(clock), clock)
         assert kept[0] == schedule.start
         assert all(after - before in (0, min(schedule.increment, FULL - before)) for before, after in pairwise(kept))
         assert 0 <= budget - sum(kept) < schedule.increment * longest
@@ -79,14 +88,14 @@ def test_what_is_decided_stays_whatever_comes_after_it(case: tuple[Adaptive, Clo
         known = part.next_decision(clock) or clock.total_steps
         assert lengths(part.resolve(clock), clock)[:known] == expected[:known]
         if known < clock.total_steps:
-            assert part.number_of(clock, known) == count
+            assert part.decisions(clock).index(known) == count
 
 
 @given(cases(), st.data())
 def test_by_any_step_no_decisions_spend_a_jump_more_or_less_than_the_bounds(case: tuple[Adaptive, Clock], data) -> None:
     schedule, clock = case
     jump = schedule.increment * (int(schedule.every.amount) + 1)
-    latest, earliest = ([*accumulate(lengths(one, clock))] for one in schedule.bounds(clock))
+    latest, earliest = ([*accumulate(lengths(one.resolve(clock), clock))] for one in bounds(schedule, clock))
     spent = [*accumulate(lengths(decided(schedule, clock, data).resolve(clock), clock))]
     assert all(least - jump < now < most + jump for least, now, most in zip(latest, spent, earliest, strict=True))
 
@@ -133,6 +142,8 @@ def test_without_a_decision_growth_is_even() -> None:
         ({"start": 65, "budget": 1}, r"^want a start of at most the full length of 64, got 65$"),
         ({"decided": (24, 40)}, r"^decided: want 24 or 32 at decision 2, got 40$"),
         ({"decided": (16,) * 10}, r"^decided: want at most 9 kept lengths, got 10$"),
+        ({"decided": (24, 32, 40, 48, 56)}, r"^decided: want 32 at decision 3, got 40$"),
+        ({"probe_batches": 0}, r"^probe_batches: want at least 1, got 0$"),
     ],
 )
 def test_what_can_not_be_is_refused_in_one_sentence(wrong: dict[str, object], said: str) -> None:
@@ -143,17 +154,45 @@ def test_what_can_not_be_is_refused_in_one_sentence(wrong: dict[str, object], sa
 def test_a_decision_changes_nothing_of_what_is_done_by_then_nor_its_learning_rate() -> None:
     schedule = {"kind": "adaptive", "start": 4, "increment": 2, "every": "4 steps", "budget": 0.6}
     job = experiment(train__length="40 steps", drop__schedule=schedule)
-    plans = [job.with_decided({"schedule": kept}).plan for kept in [(), (4, 4, 6), (4, 4, 6, 8, 8), (4, 4, 4, 4, 4)]]
-    for step in range(16):
-        assert plans[1].lr(step) == plans[2].lr(step)
-        assert plans[1].layer_tokens(step + 1) == plans[2].layer_tokens(step + 1)
-    assert plans[3].at(22).kept_length == 4
-    assert plans[2].at(22).kept_length == 8
-    assert len({plan.learning_rate for plan in plans}) == 1
+    latest, earliest = (job.drop.adaptive["schedule"].always(job.clock, wants=wants).decided for wants in (False, True))
+    assert latest[:3] != earliest[:3]
+    for whole in (latest, earliest):
+        plans = [job.with_decided({"schedule": whole[:count]}).plan for count in range(1, 10)]
+        for count, plan in enumerate(plans, start=1):
+            for step in range(4 * (count + 1)):  # known by then
+                assert plan.lr(step) == plans[-1].lr(step)
+                assert plan.layer_tokens(step + 1) == plans[-1].layer_tokens(step + 1)
+                assert plan.at(step).kept == plans[-1].at(step).kept
+        assert {plan.learning_rate for plan in plans} == {job.plan.learning_rate}
 
 
 @pytest.mark.parametrize("method", [{"method": "sequence_warmup"}, {"method": "mixture_of_depths"}])
 def test_methods_that_do_not_evaluate_whole_have_none(method: dict[str, str]) -> None:
     schedule = {"kind": "adaptive", "start": 4, "every": "1 steps", "budget": 0.6}
-    with pytest.raises(Exception, match=r"drop\.schedule: kind 'adaptive' probes by evaluation with and without"):
+    with pytest.raises(
+        Exception, match=r"drop\.schedule: kind 'adaptive' evaluates with dropping and without, which method"
+    ):
         experiment(drop={**method, "schedule": schedule})
+
+
+def test_a_schedule_that_no_layer_goes_by_is_refused() -> None:
+    schedule = {"kind": "adaptive", "start": 4, "every": "1 steps", "budget": 0.6}
+    with pytest.raises(Exception, match=r"drop\.schedule: no layer goes by this schedule"):
+        experiment(drop={"method": "random_ltd", "schedule": schedule, "by_layer": {"1-2": {"kind": "full"}}})
+
+
+def test_a_deadline_that_a_decision_breaks_is_missed_by_as_little_as_can_be(tmp_path: Path) -> None:
+    (tmp_path / "profile.yaml").write_text(dump(MEASURED))
+    schedule = {"kind": "adaptive", "start": 4, "increment": 2, "every": "4 steps", "budget": 0.6}
+    scaling = {"mode": "schedule", "profile": str(tmp_path / "profile.yaml"), "max_workers": 2}
+    given = {"train__length": "40 steps", "drop__schedule": schedule, "scaling": scaling}
+    free = experiment(**given)
+    fast = replace(free, scaling=replace(free.scaling, minimise="time")).plan
+    least = estimate(fast, MEASURED).wall_clock_s / 3600
+    job = replace(free, scaling=replace(free.scaling, deadline_hours=least * (1 + 1e-9)))
+    latest = {"schedule": job.drop.adaptive["schedule"].always(job.clock, wants=False).decided}
+    earliest = {"schedule": job.drop.adaptive["schedule"].always(job.clock, wants=True).decided}
+    took = [estimate(job.with_decided(one).plan, MEASURED).wall_clock_s / 3600 for one in (latest, earliest)]
+    assert max(took) > least * (1 + 1e-9)
+    with pytest.raises(ValueError, match="deadline_hours"):
+        replace(job, scaling=replace(job.scaling, deadline_hours=least * 0.9))

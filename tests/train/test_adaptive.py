@@ -12,7 +12,14 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
 from tokendrop.launch.decisions import decisions_of
 from tokendrop.method import Route, attach
-from tokendrop.track.decisions import DECISIONS, DecidedJob, copy_decisions, read_decisions, with_decisions
+from tokendrop.track.decisions import (
+    DECISIONS,
+    DecidedJob,
+    begin_decisions,
+    copy_decisions,
+    read_decisions,
+    with_decisions,
+)
 from tokendrop.track.journal import Journal
 from tokendrop.train.adaptive import Decision, Decisions
 from tokendrop.train.checkpoint import Checkpoints
@@ -92,6 +99,13 @@ def test_where_the_budget_leaves_no_choice_nothing_is_probed(tmp_path: Path) -> 
     assert made[-1].kept_length > 4
 
 
+def test_a_checkpoint_whose_decisions_are_gone_is_not_gone_on_with(tmp_path: Path) -> None:
+    begin_decisions(tmp_path, JOB)
+    assert decisions_of(JOB, tmp_path, rank=0, group=None, start=1) is not None
+    with pytest.raises(DamagedDataError, match=r"a checkpoint of step 4 .* the decisions from step 2 on are missing$"):
+        decisions_of(JOB, tmp_path, rank=0, group=None, start=4)
+
+
 def test_who_follows_a_run_hears_of_each_decision_once(tmp_path: Path) -> None:
     followed, decisions = DecidedJob(JOB, tmp_path), decisions_of(JOB, tmp_path, rank=0, group=None)
     assert decisions is not None
@@ -119,7 +133,9 @@ def test_decisions_of_another_job_and_damaged_ones_are_told(tmp_path: Path) -> N
     assert decisions is not None
     decisions.decide(2, lambda config, step, key: 1.0)
     other = experiment(train__length="12 steps", drop__schedule=SCHEDULE | {"every": "3 steps"})
-    with pytest.raises(DamagedDataError, match=r"decisions\.json: not the decisions of the job in .*before step 2\)$"):
+    with pytest.raises(
+        DamagedDataError, match=r"decisions\.json: not the decisions of the job in .*not at those of the schedule\)$"
+    ):
         with_decisions(other, tmp_path)
     tree = json.loads((tmp_path / DECISIONS).read_text())
     tree["decisions"]["schedule"][0]["kept_length"] = 4

@@ -48,6 +48,9 @@ CASES = {
     ),
     "shared out": job(train__strategy="fsdp", train__activation_checkpointing=True),
     "token bypass": job(drop__method="token_bypass", drop__special_tokens=[2, 3, 4]),
+    "decided, token bypass": job(
+        drop__method="token_bypass", drop__special_tokens=[2, 3, 4], drop__schedule=LONGER, model__layers=4
+    ),
     "sequence warm-up": job(drop__method="sequence_warmup"),
     "classification": examples_job("pairs"),
     "classification, shared out": examples_job("pairs", norm="pre", train__strategy="fsdp"),
@@ -79,7 +82,7 @@ def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> N
         checkpoints=checkpoints,
         recorder=Journal(run, rank=rank, world_size=world_size, start=start),
         world_size=world_size,
-        decisions=decisions_of(config, run, rank=rank, group=checkpoints.group),
+        decisions=decisions_of(config, run, rank=rank, group=checkpoints.group, start=start),
         scores=scores,
     )
     train(config, parts, start=start, stop=stop)

@@ -26,7 +26,11 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     config = load_job(options.job, options.overrides)
     plan, fixed, profile = config.plan, config.fixed_plan, config.scaling.profile
-    bounds = {key: schedule.bounds(config.clock) for key, schedule in config.drop.adaptive.items()}
+    clock = config.clock
+    bounds = {
+        key: (one.always(clock, wants=False).resolve(clock), one.always(clock, wants=True).resolve(clock))
+        for key, one in config.drop.adaptive.items()
+    }
     result = plan_result(plan, fixed=fixed, profile=profile)
     return Outcome(
         {
@@ -41,7 +45,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
 
 def _bounds_result(latest: KeptByStep, earliest: KeptByStep, steps: int) -> dict[str, list[dict[str, int]]]:
-    """What an adaptive schedule keeps at most and at least early on: first steps and kept lengths."""
+    """First steps and kept lengths of an adaptive schedule with the latest and with the earliest growth."""
     return {
         name: [{"start": start, "kept_length": kept} for start, _, (kept,) in stages([one], steps)]
         for name, one in (("latest", latest), ("earliest", earliest))

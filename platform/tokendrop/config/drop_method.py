@@ -49,9 +49,14 @@ class DropMethod(ABC):
         """
         for key in self.adaptive if self.cuts or self.learns or self.counts != "tokens" else ():
             raise ValueError(
-                f"drop.{key}: kind 'adaptive' probes by evaluation with and without dropping, which method"
-                f" '{self.method}' has not; want another kind, or method random_ltd"
+                f"drop.{key}: kind 'adaptive' evaluates with dropping and without, which method '{self.method}' can't;"
+                " want another kind, or method random_ltd"
             )
+        for key in self.adaptive:
+            if not self.spans_of(key, layers):
+                raise ValueError(
+                    f"drop.{key}: no layer goes by this schedule, so nothing would be decided; leave it out"
+                )
         spans = self.spans(layers)
         key_of = keys_by_span(self.by_layer, spans, layers)
         usual = _resolved(*self.usual, clock)

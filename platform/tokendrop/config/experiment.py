@@ -162,6 +162,11 @@ class ExperimentConfig:
         """The kept lengths that are decided until now of each `adaptive` schedule, by key below `drop`."""
         return {key: schedule.decided for key, schedule in self.drop.adaptive.items()}
 
+    @property
+    def undecided(self) -> "ExperimentConfig":
+        """The same job with nothing decided."""
+        return self.with_decided(dict.fromkeys(self.decided, ()))
+
     def with_decided(self, decided: Mapping[str, Sequence[int]]) -> "ExperimentConfig":
         """The same job with other kept lengths decided; its plan is theirs up to the next decision, and beyond it what
         is expected."""
@@ -176,14 +181,21 @@ class ExperimentConfig:
         """
         fixed = self.fixed_plan
         with naming("scaling"):
-            return self.scaling.apply(fixed, self.clock)
+            return self.scaling.apply(fixed, self.clock, is_begun=any(self.decided.values()))
+
+    @property
+    def most_workers(self) -> int:
+        """The most workers that the run may have, whatever is decided as it goes."""
+        if self.drop.adaptive and self.scaling.mode != "fixed":
+            return self.scaling.most_workers
+        return max(segment.workers for segment in self.plan.segments)
 
     @cached_property
     def fixed_plan(self) -> RunPlan:
         """The same run on `scaling.workers` at every step."""
-        undecided = self.drop.with_decided(dict.fromkeys(self.drop.adaptive, ()))
-        if undecided == self.drop:
+        if not any(self.decided.values()):
             return self._fixed_plan(self.drop)
+        undecided = self.drop.with_decided(dict.fromkeys(self.decided, ()))
         # what the learning rate decays over is no matter of decisions, so that none changes it for what is done
         expected = self._fixed_plan(undecided).layer_tokens(self.steps)
         return self._fixed_plan(self.drop, lr_layer_tokens=expected)

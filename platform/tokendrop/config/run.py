@@ -1,7 +1,7 @@
 """Where a run takes place and what it leaves behind."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tokendrop.schedule.device import DeviceProfile
@@ -141,11 +141,13 @@ class ScalingConfig:
             return self.profile.node_start_s
         return min(_MOST_LEAD_S, _LEAD_SHARE * min(stretches_s(plan, self.profile)))
 
-    def apply(self, plan: RunPlan, clock: Clock) -> RunPlan:
+    def apply(self, plan: RunPlan, clock: Clock, *, is_begun: bool = False) -> RunPlan:
         """The plan with the workers of each step, as this configuration wants them.
 
         Args:
             clock: of the run.
+            is_begun: whether some of its kept lengths were decided as it trained. Where they leave a limit that can't
+                be kept, it is missed by as little as can be: a run is not ended for that.
         Raises:
             ValueError: no workers fit.
         """
@@ -159,7 +161,14 @@ class ScalingConfig:
         objective = ScalingObjective(
             min_workers=self.min_workers, max_workers=self.most_workers, minimise=self.minimise, limit=limit
         )
-        return with_workers(plan, choose_sizes(plan, self.profile, objective))
+        try:
+            sizes = choose_sizes(plan, self.profile, objective)
+        except ValueError:
+            if not is_begun or limit is None:
+                raise
+            limited: Minimised = "time" if self.minimise == "cost" else "cost"
+            sizes = choose_sizes(plan, self.profile, replace(objective, minimise=limited, limit=None))
+        return with_workers(plan, sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ def _decided(config: ExperimentConfig, parent: Path, step: int) -> ExperimentCon
         if due is not None and due <= step:
             raise UserError(
                 f"drop.{key}.decided: want the kept lengths that are decided up to step {step}; {parent} has decided"
-                f" none before step {due}"
+                f" nothing at step {due}"
             )
     return decided
 

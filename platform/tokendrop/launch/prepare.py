@@ -51,7 +51,7 @@ class Preparation:
         """
         self.config, self.shards = config, shards
         self.folder = shards or find_corpus(config).folder
-        self._most_workers = max(segment.workers for segment in config.plan.segments)
+        self._most_workers = config.most_workers
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 

@@ -28,7 +28,7 @@ def check_room(config: ExperimentConfig) -> None:
     if not is_on_this_machine_alone():
         return  # nodes may join it; how many is not to be known from here, and the run says what it waits for
     scaling, total, each = config.scaling, ray.cluster_resources(), resources_of(config.scaling)
-    most = max(segment.workers for segment in config.plan.segments)
+    most = config.most_workers
     least = legal_sizes(config)[0] if scaling.mode == "schedule" else most
     workers = "scaling.workers" if scaling.mode == "fixed" else "the workers of the plan"
     for resource, amount in each.items():

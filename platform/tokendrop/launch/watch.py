@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.errors import first_line
+from tokendrop.errors import UserError, first_line
 from tokendrop.launch.follow import last_saved, show_view
 from tokendrop.launch.room import resources_of, waiting_text
 from tokendrop.launch.view import RunView
@@ -67,9 +67,10 @@ class Watcher:
         while not stopping:
             stopping = self._stop.wait(_POLL_S)
             lines = self._tail.read()
-            if self._decided.renew():  # after the lines were read, so that the plan knows of their steps
-                self._line.view.follow(self._decided.config)
-                self._export.metrics.follow(self._decided.config)
+            with suppress(UserError):  # a damaged file, which the workers will tell of
+                if self._decided.renew():  # after the lines were read, so that the plan knows of their steps
+                    self._line.view.follow(self._decided.config)
+                    self._export.metrics.follow(self._decided.config)
             for line in lines:
                 self._line.show(line)
                 self._export.take(line)

@@ -83,7 +83,7 @@ def run_worker(
         checkpoints=checkpoints,
         recorder=journal,
         world_size=world_size,
-        decisions=decisions_of(config, spec.run, rank=rank, group=checkpoints.group),
+        decisions=decisions_of(config, spec.run, rank=rank, group=checkpoints.group, start=start),
         scores=scores,
         reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,

@@ -55,7 +55,7 @@ class Dropping:
         self.hook: RemovableHandle
         """By which the model calls `before_call`."""
         self._is_drawn = self._has_warned = False
-        self.evaluates = False
+        self.drops_in_evaluation = False
         """Whether layers drop outside of training too: to see what that costs."""
         self._drops = False
         """Whether any layer drops tokens. Not asked of `_kept`: torch.compile does not notice that a dict is empty."""
@@ -147,7 +147,7 @@ class Dropping:
 
         A model that is compiled as a whole is not looked at: what is kept of its inputs would be part of its graph.
         """
-        drops = self._drops if model.training or self.evaluates else self.learns
+        drops = self._drops if model.training or self.drops_in_evaluation else self.learns
         if torch.compiler.is_compiling() or not drops:
             return
         inputs = inputs_by_name(positional_names(type(model)), args, kwargs)
@@ -235,7 +235,7 @@ class DroppedLayer(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dropping, number = self._dropping, self._layer_number
-        drops = self.training or dropping.evaluates
+        drops = self.training or dropping.drops_in_evaluation
         if not (dropping._drops if drops else dropping.learns):
             if self.training:
                 dropping.warn_if_never_drawn()

@@ -57,7 +57,7 @@ def arms_of(runs: Iterable[RunRecord]) -> list[Arm]:
 
 
 def _trained(run: RunRecord) -> dict[str, Any]:
-    tree = {key: value for key, value in asdict(run.config).items() if key not in _OF_PLACE}
+    tree = {key: value for key, value in asdict(run.config.undecided).items() if key not in _OF_PLACE}
     tree["data"].pop("folder")
     if run.lineage is not None:  # what its job says counts from there on
         tree |= {"forked_from": run.lineage.name, "forked_at": run.lineage.step}

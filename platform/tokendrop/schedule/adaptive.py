@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import ceil, inf
 from typing import Literal
 
@@ -24,8 +23,8 @@ class Adaptive:
     them, as it will be used; one above 0, that it lacks them. Where it is larger than `grow_above`, whatever its sign,
     the kept length grows; where it is smaller than `hold_below`, it stays; between the two, it does what it did last.
 
-    Whatever is decided, the run spends its budget, to within one jump: growth that could no longer be paid for does not
-    take place, and growth without which something would be left over does.
+    Whatever is decided, the run spends its budget, to within one jump (`increment` x `every`): growth that could no
+    longer be paid for does not take place, and growth without which something would be left over does.
 
     Yao et al. 2022 name such a schedule as future work (arXiv:2211.11586, appendix "Limitations and Future Work").
     """
@@ -37,7 +36,7 @@ class Adaptive:
     """Between decisions."""
     budget: float
     """Layer tokens of the dropped layers in the whole run, as a share of those at full length."""
-    probe: int = 1
+    probe_batches: int = 1
     """Held-out rows that a gap is measured on, in global batches; all of them where there are fewer."""
     grow_above: float = 0.05
     """Nats."""
@@ -47,7 +46,7 @@ class Adaptive:
     """Kept lengths of the decisions until now; a run keeps its own. In a job, those that are not to be probed for."""
 
     def __post_init__(self) -> None:
-        for key, value in (("start", self.start), ("increment", self.increment), ("probe", self.probe)):
+        for key, value in (("start", self.start), ("increment", self.increment), ("probe_batches", self.probe_batches)):
             if value < 1:
                 raise ValueError(f"{key}: want at least 1, got {value}")
         if not 0 < self.budget <= 1:
@@ -57,8 +56,6 @@ class Adaptive:
                 "want hold_below and grow_above, nats, of at least 0, the first of at most the second, got"
                 f" {self.hold_below:g} and {self.grow_above:g}"
             )
-        if any(one > two for one, two in pairwise((self.start, *self.decided))):
-            raise ValueError(f"decided: want kept lengths that never shrink, from {self.start} on, got {self.decided}")
 
     def resolve(self, clock: Clock) -> KeptByStep:
         """What is decided, and for the rest even growth that spends the budget.
@@ -79,7 +76,11 @@ class Adaptive:
             raise ValueError(f"want a start of at most the full length of {full}, got {self.start}")
         edges = sorted({step for number in range(int(steps / every) + 1) if (step := ceil(number * every)) < steps})
         growth = Growth(
-            edges=(*edges, steps), full=full, increment=self.increment, tokens=int(self.budget * full * steps)
+            edges=(*edges, steps),
+            after=tuple(accumulate(steps - edge for edge in edges)),
+            full=full,
+            increment=self.increment,
+            tokens=int(Fraction(str(self.budget)) * full * steps),
         )
         least, most = growth.least(0, self.start), growth.most(0, self.start)
         if not least <= growth.tokens <= most:
@@ -89,17 +90,14 @@ class Adaptive:
             )
         return growth.with_decided(self.start, self.decided)
 
-    def next_decision(self, clock: Clock) -> int | None:
-        """The step before which it is decided next; None where nothing is left to decide."""
-        edges = self.growth(clock).edges[len(self.decided) + 1 : -1]
-        return edges[0] if edges else None
+    def decisions(self, clock: Clock) -> tuple[int, ...]:
+        """The steps at which it is decided, those of the past too."""
+        return self.growth(clock).edges[1:-1]
 
-    def number_of(self, clock: Clock, step: int) -> int:
-        """How many decisions there are before the one at `step`; ValueError where there is none at it."""
-        edges = self.growth(clock).edges[1:-1]
-        if step not in edges:
-            raise ValueError(f"nothing is decided before step {step}")
-        return edges.index(step)
+    def next_decision(self, clock: Clock) -> int | None:
+        """The step at which it is decided next; None where nothing is left to decide."""
+        steps = self.decisions(clock)[len(self.decided) :]
+        return steps[0] if steps else None
 
     def choices(self, clock: Clock) -> tuple[int, int]:
         """The kept lengths that the next decision may set, without growth and with it; equal where it has no choice."""
@@ -107,45 +105,44 @@ class Adaptive:
         return growth.next(False), growth.next(True)
 
     def wants(self, gap: float) -> bool:
-        """Whether a gap, in nats, is a reason to grow; one that is no number is."""
+        """Whether a gap, in nats, is a reason to grow; NaN is one."""
         last, kept = (self.start, self.start, *self.decided)[-2:]
         size = abs(gap)
         return kept > last if self.hold_below <= size <= self.grow_above else not size < self.hold_below
 
-    def bounds(self, clock: Clock) -> tuple[KeptByStep, KeptByStep]:
-        """Its kept lengths with the latest and with the earliest growth, from what is decided on."""
-        return self._always(clock, wants=False), self._always(clock, wants=True)
-
-    def _always(self, clock: Clock, *, wants: bool) -> KeptByStep:
+    def always(self, clock: Clock, *, wants: bool) -> "Adaptive":
+        """With all of it decided, from now on by growth as early as the budget allows, or as late."""
         growth = self.growth(clock)
         while growth.number < growth.last:
             growth = growth.then(growth.next(wants))
-        return growth.stages
+        return replace(self, decided=growth.decided[1:])
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: it keeps sums
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """The stages of a run between decisions, and what is decided of them; tokens are those of one sequence."""
 
     edges: tuple[int, ...]
     """The first step of each stage, and the end of the run."""
+    after: tuple[int, ...]
+    """For each stage: the steps from each stage up to this one to the end of the run, added up."""
     full: int
     increment: int
     tokens: int
     """What there is to spend: the kept lengths of all steps, added up."""
     decided: tuple[int, ...] = ()
-    """Kept lengths of the first stages; the first one is given."""
+    """Kept lengths of the first stages; that of the very first is given."""
     spent: int = 0
-    """By those."""
+    """Tokens of the stages that are decided."""
 
     @property
     def number(self) -> int:
-        """Of the last stage that is decided."""
+        """The number of the last stage that is decided."""
         return len(self.decided) - 1
 
     @property
     def last(self) -> int:
-        """Number of the last stage."""
+        """The number of the last stage."""
         return len(self.edges) - 2
 
     def then(self, kept: int) -> "Growth":
@@ -157,16 +154,16 @@ class Growth:
         """With the first stage, and those that follow.
 
         Raises:
-            ValueError: these are more lengths than decisions, or others than a jump or none.
+            ValueError: these are more lengths than decisions, or others than the budget leaves.
         """
         if len(lengths) > self.last:
             raise ValueError(f"decided: want at most {self.last} kept lengths, got {len(lengths)}")
-        kept, spent = (start, *lengths), 0
-        for number, (one, two) in enumerate(pairwise(kept), start=1):
-            if two not in (one, self._grown(one)):
-                raise ValueError(f"decided: want {one} or {self._grown(one)} at decision {number}, got {two}")
-        spent = sum(self._steps(number) * length for number, length in enumerate(kept))
-        return replace(self, decided=kept, spent=spent)
+        growth = self.then(start)
+        for number, kept in enumerate(lengths, start=1):
+            if kept not in (choices := sorted({growth.next(False), growth.next(True)})):
+                raise ValueError(f"decided: want {' or '.join(map(str, choices))} at decision {number}, got {kept}")
+            growth = growth.then(kept)
+        return growth
 
     def next(self, wants: bool) -> int:
         """The kept length of the next stage: that which is wanted, where the budget leaves the choice."""
@@ -184,9 +181,9 @@ class Growth:
         """Tokens from stage `number` on, if it keeps so many and each one after it keeps more."""
         jumps, rest = divmod(self.full - kept, self.increment)
         end = min(number + jumps, self.last)
-        grown = self.increment * (self._after[end] - self._after[number])
+        grown = self.increment * (self.after[end] - self.after[number])
         if end < self.last:  # a smaller jump is the last one
-            grown += rest * (self._after[end + 1] - self._after[end])
+            grown += rest * (self.after[end + 1] - self.after[end])
         return self.least(number, kept) + grown
 
     def even_rest(self) -> "Growth":
@@ -201,11 +198,6 @@ class Growth:
             even = kept + self.increment * ((growth.number + 1 - begin) * slow // _PACES)
             growth = growth.then(growth.next(even > growth.decided[-1]))
         return growth
-
-    @cached_property
-    def _after(self) -> tuple[int, ...]:
-        """For each stage: the steps from each stage up to this one to the end of the run, added up."""
-        return tuple(accumulate(self.edges[-1] - edge for edge in self.edges[:-1]))
 
     def _at_pace(self, pace: int) -> int:
         """Tokens of the stages that are not decided, at an even pace."""

@@ -99,12 +99,15 @@ def scheduler_for(stopping: EarlyStopping, jobs: Iterable[ExperimentConfig], *, 
 
 
 def _total(job: ExperimentConfig) -> int:
-    return job.plan.layer_tokens(job.plan.steps)
+    """Layer tokens of a run, at most."""
+    return job.plan.layer_tokens_full if job.drop.adaptive else job.plan.layer_tokens(job.plan.steps)
 
 
 def _grown(job: ExperimentConfig) -> int:
     """Layer tokens at which the kept lengths of a run change no more."""
-    plan = job.plan
+    adaptive = job.drop.adaptive
+    latest = {key: one.always(job.clock, wants=False).decided for key, one in adaptive.items()}
+    plan = job.with_decided(latest).plan
     changes = [two.start for one, two in pairwise(plan.segments) if one.kept != two.kept]
     return max(1, plan.layer_tokens(changes[-1]) if changes else 0)
 

@@ -119,7 +119,8 @@ def settings_at(place: Path) -> dict[str, str]:
         if place.name in known:
             return known[place.name]
     if (place / JOB).is_file() and (place / DATA).is_file():
-        return settings_of(open_run_folder(place)[0])
+        open_run_folder(place)
+        return settings_of(load_job(place / JOB, to_run=False))  # decided no further than the job itself says
     raise UserError(f"{shown(place)}: want the run folder of a trial, such as runs/trial-..., or a job file")
 
 

@@ -34,39 +34,53 @@ def read_decisions(run: Path) -> dict[str, list[Decision]]:
 
 
 def copy_decisions(run: Path, to: Path, step: int) -> None:
-    """Copy the decisions that were made before `step`, and before it began, into a new run's folder."""
+    """Copy the decisions that were made up to `step`, and at it, into a new run's folder."""
     found = read_decisions(run)
     if found:
         before = {key: [one for one in decisions if one.step <= step] for key, decisions in found.items()}
         _write(to, {key: decisions for key, decisions in before.items() if decisions})
 
 
-def forget_decisions(run: Path) -> None:
-    """Those of a run that begins anew."""
-    (run / DECISIONS).unlink(missing_ok=True)
+def begin_decisions(run: Path, config: ExperimentConfig) -> None:
+    """Forget what was decided; where something is to be, the file is there from the begin on.
+
+    A folder on network storage may hide a new one for a minute.
+    """
+    if config.drop.adaptive:
+        _write(run, {})
+    else:
+        (run / DECISIONS).unlink(missing_ok=True)
 
 
 def with_decisions(config: ExperimentConfig, run: Path, *, until: float = inf) -> ExperimentConfig:
     """A run's job with what is decided by now, behind what the job itself says.
 
     Args:
-        until: the last step that decisions may be made before.
+        until: the last step whose decisions count.
     Raises:
         DamagedDataError: the file of the decisions was changed since, or they are not those of this job.
     """
     if not config.drop.adaptive:
         return config
-    decided = dict(config.decided)
+    decided, made = dict(config.decided), read_decisions(run)
     try:
-        for key, made in read_decisions(run).items():
-            decisions = [one for one in made if one.step <= until]
-            if not decisions:
-                continue
-            before = config.drop.adaptive[key].number_of(config.clock, decisions[0].step)
-            decided[key] = (*decided[key][:before], *(one.kept_length for one in decisions))
+        for key, decisions in made.items():
+            steps = [one.step for one in decisions if one.step <= until]
+            first = _place(steps, config.drop.adaptive[key].decisions(config.clock))
+            decided[key] = (*decided[key][:first], *(one.kept_length for one in decisions[: len(steps)]))
         return config.with_decided(decided)
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         raise DamagedDataError(f"{run / DECISIONS}: not the decisions of the job in {run} ({error})") from None
+
+
+def _place(steps: Sequence[int], known: Sequence[int]) -> int:
+    """Where steps are among those at which a schedule is decided; ValueError where they are not there in a row."""
+    if not steps:
+        return len(known)
+    first = known.index(steps[0]) if steps[0] in known else len(known)
+    if [*known[first : first + len(steps)]] != [*steps]:
+        raise ValueError(f"decided at steps {steps[0]} to {steps[-1]}, and not at those of the schedule")
+    return first
 
 
 class DecidedJob:
@@ -80,14 +94,15 @@ class DecidedJob:
         """Take in what was decided since this was last asked; whether there was something."""
         if not self.config.drop.adaptive:
             return False
+        before = self.config
         try:
             state = (self.run / DECISIONS).stat()
-        except FileNotFoundError:
+            if (now := (state.st_mtime_ns, state.st_ino)) == self._seen:
+                return False
+            self.config = with_decisions(before, self.run)
+        except OSError:  # of storage that is away, or a file that is not there yet
             return False
-        if (now := (state.st_mtime_ns, state.st_ino)) == self._seen:
-            return False
-        self._seen, before = now, self.config
-        self.config = with_decisions(before, self.run)
+        self._seen = now
         return self.config is not before
 
 

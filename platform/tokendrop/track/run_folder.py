@@ -18,7 +18,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.shards.format import MANIFEST, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.track.decisions import forget_decisions, with_decisions
+from tokendrop.track.decisions import begin_decisions, with_decisions
 from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, read_events, read_steps
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step, read_meta
@@ -92,7 +92,7 @@ def describe_run(folder: Path, config: ExperimentConfig, data: Path) -> None:
     beside the place of the token shards. What was decided before the first checkpoint counts no more.
     """
     if not committed_step(folder / CHECKPOINTS):
-        forget_decisions(folder)
+        begin_decisions(folder, config)
     atomic_write(folder / JOB, seal_text(dump_job(config)).encode())
     for branch, name in ((config.drop, config.drop.method), (config.task, config.task.kind)):
         if copy := plugin.copy_of(name, folder):

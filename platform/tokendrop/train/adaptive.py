@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tokendrop.config.experiment import ExperimentConfig
 
 Probe = Callable[[ExperimentConfig, int, str], float]
-"""The gap, in nats, before a step: what the loss is higher where the layers of one schedule, by key, drop tokens."""
+"""The gap, in nats, after so many steps: how much higher the loss is where the layers of one schedule, by key, drop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class Decision:
     """One decision of one schedule."""
 
     step: int
-    """Before which it was made."""
+    """The steps that were done when it was made."""
     kept_length: int
     gap: float | None
     """Nats; None where the budget left no choice, so that nothing was probed."""
@@ -52,19 +52,20 @@ class Decisions:
         self._next = {key: one.next_decision(config.clock) for key, one in config.drop.adaptive.items()}
 
     def are_due(self, step: int) -> bool:
-        """Whether something is to be decided before `step`; the same on all ranks."""
+        """Whether something is to be decided once `step` steps are done; the same on all ranks."""
         return step in self._next.values()
 
     def decide(self, step: int, probe: Probe) -> None:
-        """Decide what is due before `step`; called by all ranks at once."""
+        """Decide what is due once `step` steps are done; called by all ranks at once."""
         for key in [key for key, due in self._next.items() if due == step]:
             config = self.config
             schedule = config.drop.adaptive[key]
             stays, grows = schedule.choices(config.clock)
             gap = None if stays == grows else probe(config, step, key)
             kept = self._agree(grows if gap is None or schedule.wants(gap) else stays)
+            decided = config.with_decided({key: (*schedule.decided, kept)})  # which may fail, unlike what is recorded
             self._record(key, Decision(step=step, kept_length=kept, gap=gap))
-            self.config = config.with_decided({key: (*schedule.decided, kept)})
+            self.config = decided
 
 
 def kept_by_schedule(config: ExperimentConfig, key: str, step: int) -> dict[int, int]:

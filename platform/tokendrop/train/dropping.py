@@ -55,11 +55,11 @@ def draw(
 @contextmanager
 def dropping_in_evaluation(dropping: Dropping) -> Iterator[None]:
     """Within the block, layers drop what was drawn outside of training too."""
-    dropping.evaluates = True
+    dropping.drops_in_evaluation = True
     try:
         yield
     finally:
-        dropping.evaluates = False
+        dropping.drops_in_evaluation = False
 
 
 def with_added_loss(loss: LossFunction, dropping: Dropping | None) -> LossFunction:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -114,13 +113,13 @@ def train(config: ExperimentConfig, components: TrainComponents, *, start: int, 
 
 
 def decide(components: TrainComponents, decisions: Decisions, step: int) -> RunPlan:
-    """Decide the kept lengths that are due before `step`; the plan from there on."""
+    """Decide the kept lengths that are due once `step` steps are done; the plan from there on."""
     dropping, batch_split = components.dropping, replace(decisions.config.plan.batch, world_size=components.world_size)
     assert dropping is not None
 
     def probe(config: ExperimentConfig, step: int, key: str) -> float:
-        batches = config.drop.adaptive[key].probe * batch_split.accumulation
-        rows = [*islice(components.batches.validation(), batches)]
+        batches = config.drop.adaptive[key].probe_batches * batch_split.accumulation
+        rows = components.batches.validation()[:batches]
         kept = kept_by_schedule(config, key, step - 1)
         whole, _ = held_out_mean(components.engine, rows)
 

@@ -1,6 +1,7 @@
 """A worker's micro batches: rows found by arithmetic from the step, whatever the world size."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
@@ -93,6 +94,10 @@ class HeldOutBatches(Sequence[tuple[AnyBatch, int]]):
         return len(self._numbers)
 
     def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            part = copy(self)
+            part._numbers = self._numbers[place]
+            return part
         number = self._numbers[place]
         first = (number or 0) * self.micro_batch
         some = slice(first, first + self.micro_batch)
