@@ -15,8 +15,10 @@ from tokendrop.report.arms import arms_of, difference, reference
 from tokendrop.report.charts import FIGURES, spec_of
 from tokendrop.report.curves import datasets, thinned
 from tokendrop.report.record import read_record, read_runs
+from tokendrop.track.decisions import note_decision
 from tokendrop.track.journal import STEPS, note_start, read_steps
 from tokendrop.track.run_folder import JOB, TRIALS, summarize
+from tokendrop.train.adaptive import Decision
 
 SEEDS = (1, 2, 3)
 
@@ -75,6 +77,16 @@ def test_the_reference_is_the_arm_that_drops_nothing_and_paired_seeds_narrow_the
 def test_arms_of_one_name_are_told_apart_by_the_keys_that_differ(tmp_path: Path) -> None:
     runs = [record(tmp_path / "runs" / f"r{lr}", train__peak_lr=lr) for lr in (0.01, 0.02)]
     assert [arm.label for arm in arms_of(map(read_record, runs))] == ["tiny peak_lr=0.01", "tiny peak_lr=0.02"]
+
+
+def test_arms_that_differ_in_much_are_told_apart_by_one_key_and_seeds_not_by_their_decisions(tmp_path: Path) -> None:
+    adaptive = {"kind": "adaptive", "start": 4, "increment": 3, "every": "1 steps", "budget": 0.5, "decided": []}
+    runs = [record(tmp_path / f"a{seed}", seed=seed, drop__schedule=adaptive) for seed in (1, 2)]
+    for run, kept in zip(runs, (4, 7), strict=True):
+        note_decision(run, "schedule", Decision(step=1, kept_length=kept, gap=0.1))
+    runs.append(record(tmp_path / "linear", seed=1))
+    arms = arms_of(map(read_record, runs))
+    assert [(arm.label, len(arm.runs)) for arm in arms] == [("tiny kind=adaptive", 2), ("tiny kind=linear", 1)]
 
 
 def test_a_sweep_is_the_runs_of_its_trials_told_apart_by_what_it_varies(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Arms: runs of one job that differ in their seeds alone; what their curves have in common, and how arms compare."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,8 +9,8 @@ import numpy as np
 from scipy import stats
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.report.listing import leaves
 from tokendrop.report.record import RunRecord
+from tokendrop.track.parameters import flat
 
 _OF_PLACE = ("seed", "name", "run", "runs_folder", "track", "checkpoint", "evaluate")  # not what is trained
 _LONGEST_LABEL = 60
@@ -65,18 +65,31 @@ def _trained(run: RunRecord) -> dict[str, Any]:
 
 
 def _labels(groups: Sequence[Sequence[RunRecord]]) -> list[str]:
-    """Names of jobs; where two arms have the same, with the keys that tell them apart, and at last a number."""
+    """Names of jobs; where arms have the same, with the keys that tell them apart, and at last a number.
+
+    Where those are too many, one key that tells all of them apart does.
+    """
     labels: list[str] = []
-    for group in groups:
-        name = _name(group[0].config)
-        alike = [_keys(other[0]) for other in groups if _name(other[0].config) == name]
-        own = _keys(group[0])
-        differ = [key for key in own if any(other.get(key) != own[key] for other in alike)]
-        said = " ".join([name, *(f"{key.rpartition('.')[2]}={_short(own[key])}" for key in differ)])
+    names, keys = [_name(group[0].config) for group in groups], [_keys(group[0]) for group in groups]
+    for name, own in zip(names, keys, strict=True):
+        alike = [one for other, one in zip(names, keys, strict=True) if other == name]
+        differ = [key for key in dict.fromkeys(key for one in alike for key in one) if _values(key, alike) > 1]
+        if any(len(_label(name, one, differ)) > _LONGEST_LABEL for one in alike):
+            differ = [key for key in differ if _values(key, alike) == len(alike)][:1] or differ
+        said = _label(name, own, differ)
         said = said if len(said) <= _LONGEST_LABEL else f"{said[: _LONGEST_LABEL - 3]}..."
         again = labels.count(said)
         labels.append(said if not again else f"{said} ({sum(one.startswith(said) for one in labels) + 1})")
     return labels
+
+
+def _values(key: str, alike: Sequence[Mapping[str, str]]) -> int:
+    """How many values a key has in some jobs; where it is missing is one."""
+    return len({one.get(key) for one in alike})
+
+
+def _label(name: str, keys: Mapping[str, str], differ: Iterable[str]) -> str:
+    return " ".join([name, *(f"{key.rpartition('.')[2]}={keys[key]}" for key in differ if key in keys)])
 
 
 def _name(config: ExperimentConfig) -> str:
@@ -88,8 +101,8 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _keys(run: RunRecord) -> dict[str, Any]:
-    return leaves(_trained(run))
+def _keys(run: RunRecord) -> dict[str, str]:
+    return flat(_trained(run), text=_short)
 
 
 def reference(arms: Sequence[Arm]) -> Arm:

@@ -109,7 +109,9 @@ def _bars(figure: Figure) -> AnyChart:
 
 _LOSS = "Mean of an arm's seeds, no token dropped in validation; the band reaches from the least to the most of them."
 _DASHES = {"resize": [2, 3], "restart": [7, 3], "fork": [1, 0]}
-_MARKED = "Dotted rules: changes of workers; dashed rules: restarts; whole ones: forks."
+_MARKED = (
+    "Of an arm's run that came furthest. Dotted rules: changes of workers; dashed rules: restarts; whole ones: forks."
+)
 FIGURES = (
     *(
         Figure(
@@ -139,7 +141,7 @@ FIGURES = (
     *(
         Figure(name=name, title=title, about=_MARKED, data="schedule", x="step", y=y, y_title=unit, draw=_stepped)
         for name, title, y, unit in (
-            ("kept-length", "Kept length over steps", "kept_length", "tokens of a sequence in dropped layers"),
+            ("kept-length", "Kept length over steps", "kept_length", "tokens kept of a sequence"),
             ("learning-rate", "Learning rate over steps", "lr", "learning rate"),
             ("workers", "Workers over steps", "world_size", "workers"),
         )
