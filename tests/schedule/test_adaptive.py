@@ -151,8 +151,9 @@ def test_what_can_not_be_is_refused_in_one_sentence(wrong: dict[str, object], sa
         replace(SCHEDULE, **wrong).resolve(CLOCK)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_decision_changes_nothing_of_what_is_done_by_then_nor_its_learning_rate() -> None:
-    schedule = {"kind": "adaptive", "start": 4, "increment": 2, "every": "4 steps", "budget": 0.6}
+@pytest.mark.parametrize("budget", [0.6, 0.63])
+def test_a_decision_changes_nothing_of_what_is_done_by_then_nor_its_learning_rate(budget: float) -> None:
+    schedule = {"kind": "adaptive", "start": 4, "increment": 5, "every": "4 steps", "budget": budget}
     job = experiment(train__length="40 steps", drop__schedule=schedule)
     latest, earliest = (job.drop.adaptive["schedule"].always(job.clock, wants=wants).decided for wants in (False, True))
     assert latest[:3] != earliest[:3]
@@ -173,6 +174,16 @@ def test_methods_that_do_not_evaluate_whole_have_none(method: dict[str, str]) ->
         Exception, match=r"drop\.schedule: kind 'adaptive' evaluates with dropping and without, which method"
     ):
         experiment(drop={**method, "schedule": schedule})
+
+
+def test_any_number_of_workers_may_come_of_decisions(tmp_path: Path) -> None:
+    (tmp_path / "profile.yaml").write_text(dump(MEASURED))
+    schedule = {"kind": "adaptive", "start": 4, "increment": 2, "every": "4 steps", "budget": 0.6}
+    scaling = {"mode": "schedule", "profile": str(tmp_path / "profile.yaml"), "max_workers": 2}
+    given = {"train__length": "40 steps", "scaling": scaling}
+    assert max(segment.workers for segment in experiment(**given, drop__schedule=schedule).plan.segments) == 1
+    assert experiment(**given, drop__schedule=schedule).most_workers == 2
+    assert experiment(**given).most_workers == 1
 
 
 def test_a_schedule_that_no_layer_goes_by_is_refused() -> None:

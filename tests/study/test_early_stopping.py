@@ -46,3 +46,23 @@ def test_a_validation_between_the_grace_and_the_end_is_wanted(stopping: Asha | M
         with pytest.raises(UserError, match=r"want one by scheduler\.grace"):
             scheduler_for(stopping, [refused], metric="val_loss", mode="min")
     assert scheduler_for(replace(stopping, grace=1), [job(95)], metric="val_loss", mode="min")
+
+
+class Told(Median):
+    """Gives back what a scheduler is made with."""
+
+    def made(self, metric: str, mode: str, *, grace: int, end: int) -> tuple[int, int]:
+        return grace, end
+
+
+@pytest.mark.parametrize("budget", [0.6, 0.63, 0.7])
+def test_whatever_a_trial_decides_it_is_compared_after_its_growth_and_not_beyond_its_end(budget: float) -> None:
+    schedule = {"kind": "adaptive", "start": 4, "increment": 2, "every": "5 steps", "budget": budget}
+    drop = {"method": "random_ltd", "schedule": schedule}
+    config = experiment(train__length="100 steps", evaluate__every="2 steps", drop=drop)
+    grace, end = scheduler_for(Told(), [config], metric="val_loss", mode="min")
+    for wants in (False, True):
+        decided = config.drop.adaptive["schedule"].always(config.clock, wants=wants).decided
+        plan = config.with_decided({"schedule": decided}).plan
+        assert plan.layer_tokens(95) <= grace  # where it is decided last
+        assert plan.layer_tokens(plan.steps) < end

@@ -56,6 +56,19 @@ def test_any_micro_batch_gives_the_mean_over_the_rows(micro_batch: int, rows: in
     assert loss_of("ddp", micro_batch=micro_batch, rows=rows) == pytest.approx(row_by_row(rows), rel=EXACT)
 
 
+@given(micro_batch=st.integers(1, 4), rows=st.integers(1, 40), world_size=st.integers(1, 4), first=st.integers(1, 3))
+def test_the_first_batches_of_all_workers_are_the_first_rows(
+    micro_batch: int, rows: int, world_size: int, first: int
+) -> None:
+    """By which a probe reads the same rows at any world size."""
+    sizes = {"micro_batch": micro_batch, "world_size": world_size}
+    shares = [HeldOutBatches(text_batch, *held_out(rows), **sizes, rank=rank) for rank in range(world_size)]
+    parts = [share[:first] for share in shares]
+    assert len({len(part) for part in parts}) == 1
+    read = [one for part in parts for batch, counts in part if counts for one in batch.sample_ids_B.tolist()]
+    assert sorted(read) == [*range(min(rows, first * micro_batch * world_size))]
+
+
 def losses_together(folder: Path) -> None:
     """What each worker of a group does: all strategies and splits, for there are few enough."""
     size, rank = dist.get_world_size(), dist.get_rank()

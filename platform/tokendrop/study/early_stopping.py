@@ -104,12 +104,14 @@ def _total(job: ExperimentConfig) -> int:
 
 
 def _grown(job: ExperimentConfig) -> int:
-    """Layer tokens at which the kept lengths of a run change no more."""
-    adaptive = job.drop.adaptive
-    latest = {key: one.always(job.clock, wants=False).decided for key, one in adaptive.items()}
-    plan = job.with_decided(latest).plan
-    changes = [two.start for one, two in pairwise(plan.segments) if one.kept != two.kept]
-    return max(1, plan.layer_tokens(changes[-1]) if changes else 0)
+    """Layer tokens at which the kept lengths of a run change no more, at most."""
+    last, plans = 0, [job.plan]
+    for key, schedule in job.drop.adaptive.items():
+        last = max(last, *schedule.decisions(job.clock))  # at which it may still grow
+        bounds = (schedule.always(job.clock, wants=wants).decided for wants in (False, True))
+        plans += [job.with_decided({key: decided}).plan for decided in bounds]
+    changes = [two.start for one, two in pairwise(job.plan.segments) if one.kept != two.kept]
+    return max(1, *(plan.layer_tokens(max([last, *changes])) for plan in plans))
 
 
 def _is_compared(job: ExperimentConfig, grace: int) -> bool:
