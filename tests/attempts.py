@@ -32,7 +32,7 @@ class RowsUntil(Rows):
 
     def of_step(self, step: int) -> Iterator[Batch]:
         for batch in super().of_step(step):
-            if step == self.dies_at and batch.number == 1:
+            if step == self.dies_at and batch.numbers == (1,):
                 raise WorkerLostError
             yield batch
 

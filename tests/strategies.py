@@ -10,6 +10,7 @@ from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
 from tokendrop.schedule.kept_by_step import Jumps, KeptByStep, Stages
 from tokendrop.schedule.kept_length import Constant
+from tokendrop.schedule.micro_batch import MicroBatchGrowth
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import RouteSchedule
 
@@ -41,6 +42,10 @@ def schedules(full: int) -> st.SearchStrategy[KeptByStep]:
 def batch_splits(draw: st.DrawFn) -> BatchSplit:
     micro, world, accumulation = (draw(st.integers(1, 6)) for _ in range(3))
     return BatchSplit(global_batch=micro * world * accumulation, micro_batch=micro, world_size=world)
+
+
+def growths() -> st.SearchStrategy[MicroBatchGrowth]:
+    return st.builds(MicroBatchGrowth, tokens=st.just("auto") | st.integers(1, 1000), recomputes=st.booleans())
 
 
 @st.composite
@@ -81,6 +86,7 @@ def plans(draw: st.DrawFn, *, drops: bool = True, clock: str | None = None) -> R
         peak_lr=peak,
         final_lr=peak * draw(st.floats(0, 1)),
         decay=draw(st.sampled_from(["linear", "cosine", "constant"])),
+        growth=draw(st.none() | growths()),
     )
     return with_warmup(plan, share=draw(st.floats(0, 1)))
 

@@ -114,5 +114,5 @@ def loss_of(model: torch.nn.Module, batch: Batch) -> Loss:
 def rows_of(sample_ids: range, *, number: int = 0) -> TextBatch:
     rows = torch.cat([torch.cat(token_rows(1, seed=sample), dim=0)[None] for sample in sample_ids])
     return TextBatch(
-        input_ids_BS=rows[:, 0], labels_BS=rows[:, 1], sample_ids_B=torch.tensor(list(sample_ids)), number=number
+        input_ids_BS=rows[:, 0], labels_BS=rows[:, 1], sample_ids_B=torch.tensor(list(sample_ids)), numbers=(number,)
     )

@@ -46,8 +46,8 @@ def of_step(case, step: int, *, world_size: int) -> dict[int, tuple[list[int], l
     found = {}
     for rank in range(world_size):
         for batch in batches(case, world_size=world_size, rank=rank).of_step(step):
-            assert batch.number not in found
-            found[batch.number] = batch.sample_ids_B.tolist(), batch.input_ids_BS.tolist()
+            assert batch.numbers[0] not in found
+            found[batch.numbers[0]] = batch.sample_ids_B.tolist(), batch.input_ids_BS.tolist()
     return found
 
 

@@ -22,10 +22,11 @@ pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"inducto
 
 
 def job(strategy: str, *, compiled: bool) -> ExperimentConfig:
-    """Two steps with dropped tokens, of two lengths, then two at full length."""
+    """Two steps with dropped tokens, of two lengths, then two at full length; the first runs larger micro batches."""
     stages = [{"at": f"{step} steps", "kept": kept} for step, kept in enumerate([5, 9, TOKENS])]
     changes: dict[str, Any] = {"train__strategy": strategy, "train__compile": compiled}
     changes |= {"drop__schedule": {"kind": "piecewise", "stages": stages}, "train__length": f"{STEPS} steps"}
+    changes |= {"train__micro_batch": 2, "train__tokens_per_micro_batch": 20}
     return experiment(model__layers=3, evaluate__every="2 steps", checkpoint__every="4 steps", **changes)
 
 
@@ -54,6 +55,7 @@ def column(run: Path, key: str) -> np.ndarray:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_losses_and_gradient_norms_are_those_of_the_eager_run(runs: Path, strategy: str) -> None:
+    assert [segment.micro_batch for segment in job(strategy, compiled=True).plan.segments] == [4, 2, 2]
     eager, compiled = runs / f"{strategy} False", runs / f"{strategy} True"
     assert list(column(compiled, "kept_length")) == [5, 9, TOKENS, TOKENS]
     for key in ("loss", "grad_norm", "val_loss"):

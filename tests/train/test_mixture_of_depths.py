@@ -31,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 def job(strategy: str = "ddp", precision: str = "fp64", **changes: Any) -> ExperimentConfig:
     how = {"train__strategy": strategy, "train__precision": precision, "train__micro_batch": 2}
+    how |= {"train__tokens_per_micro_batch": 20}  # 4 sequences at a time, but where a worker has 2
     if strategy.startswith("zero"):
         how |= {"train__strategy": "deepspeed", "train__zero_stage": int(strategy[-1])}
     every = {"train__length": f"{STEPS} steps", "evaluate__every": "2 steps", "checkpoint__every": "2 steps"}

@@ -29,7 +29,7 @@ class GpuRows(Rows):
     def of_step(self, step: int):
         for number in self.split.micro_batches(self.rank):
             inputs = [torch.zeros(self.split.micro_batch, TOKENS, dtype=torch.int64, device=GPU) for _ in range(2)]
-            yield TextBatch(input_ids_BS=inputs[0], labels_BS=inputs[1], sample_ids_B=IDS, number=number)
+            yield TextBatch(input_ids_BS=inputs[0], labels_BS=inputs[1], sample_ids_B=IDS, numbers=(number,))
 
 
 class ForwardOnly(DdpEngine):

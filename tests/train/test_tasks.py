@@ -33,6 +33,7 @@ from tokendrop.train.worker import build_engine
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 FLOAT64 = 1e-10
+GROWN = 64  # tokens of a micro batch: several sequences at a time, fewer as kept lengths grow
 TOLERANCES = {"ZeRO 3": 1e-4}  # of float32, and after Adam's steps at rates up to 0.01
 CASES = {
     "causal": experiment(evaluate__sequences=13, train__micro_batch=1),
@@ -88,11 +89,12 @@ def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> N
     train(config, parts, start=start, stop=stop)
 
 
-def leg(data: Path, folder: Path, stop: int, micro_batch: int) -> None:
-    """All that the workers of one leg do."""
+def leg(data: Path, folder: Path, stop: int, micro_batch: int, tokens: int | None = None) -> None:
+    """All that the workers of one leg do, with micro batches that grow to so many tokens where layers drop some."""
     DeepSpeedEngine.whole_below = 0  # else no parameter is large enough here for stage 3 to share it out
     for name, config in CASES.items():
-        changed = replace(config, train=replace(config.train, micro_batch=micro_batch))
+        train = replace(config.train, micro_batch=micro_batch, tokens_per_micro_batch=tokens)
+        changed = replace(config, train=train)
         train_until(changed, data_of(changed, data), folder / name, stop)
 
 
@@ -123,22 +125,29 @@ def kill(base: Path) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """The same runs by one worker, by one with larger micro batches, by 1, 2 and 4 one after the other, and killed."""
+    """The same runs by one worker, by one with larger micro batches, by 1, 2 and 4 with ones that grow, and killed."""
     base = tmp_path_factory.mktemp("tasks")
     write_text(base / "data" / "text", 60)
     write_pairs(base / "data" / "sentences", texts(60))
     for kind in TASKS:
         write_examples(base / "data" / kind, kind, 60)
     write_images(base / "data" / "images", 60)
-    ways = {"one": [(1, 6, 1)], "larger": [(1, 6, 4)], "resized": [(1, 2, 2), (2, 4, 2), (4, 6, 2)]}
+    ways: dict[str, list[tuple[int, ...]]] = {"one": [(1, 6, 1)], "larger": [(1, 6, 4)]}
+    ways["resized"] = [(1, 2, 1, GROWN), (2, 4, 1, GROWN), (4, 6, 2)]
     ways["killed"] = [(1, 3, 1), (1, 6, 1)]
     for way, legs in ways.items():
         (base / way).mkdir()
-        for workers, stop, micro_batch in legs:
-            together(workers, leg, base / "data", base / way, stop, micro_batch)
+        for workers, stop, *sizes in legs:
+            together(workers, leg, base / "data", base / way, stop, *sizes)
             if way == "killed" and stop == 3:
                 kill(base / way)
     return {way: base / way for way in ways}
+
+
+def test_micro_batches_grow_in_the_runs_that_are_resized() -> None:
+    for name, config in CASES.items():
+        grown = replace(config, train=replace(config.train, tokens_per_micro_batch=GROWN)).plan.segments[0]
+        assert 1 < grown.micro_batch <= GROWN // grown.kept_length, name
 
 
 @pytest.mark.parametrize("case", CASES)

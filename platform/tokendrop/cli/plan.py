@@ -98,6 +98,7 @@ def plan_result(plan: RunPlan, *, fixed: RunPlan | None = None, profile: DeviceP
                 "kept_length": segment.kept_length,
                 **({} if segment.is_even else {_KEPT[segment.routes.counts]: segment.kept_by_layer}),
                 "workers": segment.workers,
+                "micro_batch": segment.micro_batch,
                 "accumulation": segment.accumulation,
             }
             for segment in plan.segments
@@ -118,8 +119,9 @@ def plan_text(name: str, plan: RunPlan, *, optimizer: str, fixed: RunPlan, profi
     rows = _segment_rows(plan)
     if len(rows) > _MOST_ROWS:
         half = _MOST_ROWS // 2
-        rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", "", "", "", "", ""], *rows[-half:]]
-    header = ["steps", "kept length", "workers", "accumulation", "lr at the end", "saved by then"]
+        rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", *[""] * (len(rows[0]) - 1)], *rows[-half:]]
+    sizes = ["micro batch", "accumulation"] if _grows(plan) else ["accumulation"]
+    header = ["steps", "kept length", "workers", *sizes, "lr at the end", "saved by then"]
     facts = [*_facts(name, plan), ("optimizer", optimizer), *_scaling_facts(plan, fixed, profile)]
     return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
 
@@ -174,12 +176,18 @@ def _facts(name: str, plan: RunPlan) -> list[tuple[str, str]]:
     ]
 
 
+def _grows(plan: RunPlan) -> bool:
+    """Whether micro batches are larger anywhere than the job's."""
+    return any(segment.micro_batch > plan.batch.micro_batch for segment in plan.segments)
+
+
 def _segment_rows(plan: RunPlan) -> list[list[str]]:
     return [
         [
             f"{s.start:,}-{s.stop:,}",
             f"{s.kept_length}" + ("" if s.is_even else " on average"),
             f"{s.workers}",
+            *([f"{s.micro_batch}"] if _grows(plan) else []),
             f"{s.accumulation}",
             f"{plan.lr(s.stop - 1):.3g}",
             f"{1 - plan.layer_tokens(s.stop) / (plan.layer_tokens_full * s.stop / plan.steps):.1%}",

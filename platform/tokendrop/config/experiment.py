@@ -76,11 +76,7 @@ class ExperimentConfig:
             self._check_in_epochs()
             return
         _ = self.plan  # raises where two branches do not fit together
-        if self.train.profile is not None and self.train.profile.last > self.steps:
-            raise ValueError(
-                f"train.profile.steps: the run ends with step {self.steps}, got {self.train.profile.steps!r}; want"
-                " steps up to that"
-            )
+        self.train.check(steps=self.steps, dropout=self.model.dropout)
         if self.drop.keeps_special:
             self._check_special_tokens()
 
@@ -227,5 +223,6 @@ class ExperimentConfig:
                 decay=train.decay,
                 cooldown_steps=round(self.clock.steps(train.cooldown)),
                 sharing=train.sharing,
+                growth=train.growth,
                 lr_layer_tokens=lr_layer_tokens,
             )

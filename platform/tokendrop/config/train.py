@@ -6,6 +6,7 @@ from typing import Literal
 
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.learning_rate import Decay
+from tokendrop.schedule.micro_batch import MicroBatchGrowth, TokensAtOnce
 from tokendrop.schedule.plan import LrClock
 from tokendrop.schedule.traffic import Sharing
 
@@ -48,6 +49,9 @@ class TrainConfig:
     """Sequences of one optimizer step, over all workers."""
     micro_batch: int
     """Sequences that one worker runs at a time; the rest is accumulated."""
+    tokens_per_micro_batch: TokensAtOnce | None = None
+    """Runs several micro batches as one where layers see fewer tokens: as many as show a dropped layer at most so many
+    tokens, or auto: as many as keep no more activations than one does at full length. Samples and draws stay."""
     peak_lr: float
     final_lr: float = 0.0
     warmup: Duration = Duration.parse("1%")
@@ -85,6 +89,13 @@ class TrainConfig:
         return stages[self.zero_stage or 1] if self.strategy == "deepspeed" else self.strategy
 
     @property
+    def growth(self) -> MicroBatchGrowth | None:
+        """How micro batches grow where kept lengths are short."""
+        if self.tokens_per_micro_batch is None:
+            return None
+        return MicroBatchGrowth(tokens=self.tokens_per_micro_batch, recomputes=self.activation_checkpointing)
+
+    @property
     def groups(self) -> str:
         """What updates which parameters."""
         decay = f"weight decay {self.weight_decay:g} of matrices, none of biases and norms"
@@ -96,12 +107,27 @@ class TrainConfig:
         }
         return f"{of[self.optimizer]}; {decay}"
 
+    def check(self, *, steps: int, dropout: float) -> None:
+        """Raises ValueError where so many steps of a model with such dropout can't be trained so."""
+        if self.profile is not None and self.profile.last > steps:
+            raise ValueError(
+                f"train.profile.steps: the run ends with step {steps}, got {self.profile.steps!r}; want steps up to"
+                " that"
+            )
+        if self.tokens_per_micro_batch is not None and dropout:
+            raise ValueError(
+                "train.tokens_per_micro_batch: dropout is drawn for each micro batch, so losses would depend on the"
+                " number of workers; want model.dropout: 0, or leave it out"
+            )
+
     def __post_init__(self) -> None:
         if self.length.unit == "%" or self.length.amount <= 0:
             raise ValueError(f"length: want steps, tokens or epochs, more than 0, got {self.length}")
         if self.global_batch < 1 or self.micro_batch < 1:
             sizes = f"{self.global_batch} and {self.micro_batch}"
             raise ValueError(f"want global_batch and micro_batch of at least 1, got {sizes}")
+        if isinstance(self.tokens_per_micro_batch, int) and self.tokens_per_micro_batch < 1:
+            raise ValueError(f"tokens_per_micro_batch: want at least 1, or auto, got {self.tokens_per_micro_batch}")
         if self.strategy == "deepspeed" and self.precision == "fp64":
             raise ValueError(
                 "precision: strategy 'deepspeed' keeps weights in fp32; want auto, bf16 or fp32, got 'fp64'"

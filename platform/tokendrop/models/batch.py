@@ -1,5 +1,6 @@
 """What a model reads, and where it comes from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
@@ -29,10 +30,20 @@ class Batch:
 
     sample_ids_B: Tensor
     """int64, always on the host: a sample's number in the whole run, which no other sample of the run has."""
-    number: int = 0
-    """Number of this micro batch within its global batch."""
+    numbers: tuple[int, ...] = (0,)
+    """Of the micro batches that it holds, within their global batch; equal parts of it, in this order."""
     special_BS: Tensor | None = None
     """bool, always on the host: special tokens, which `drop.keep_special_tokens` keeps in every layer."""
+
+    @classmethod
+    def joined(cls, batches: Sequence[Self]) -> Self:
+        """Micro batches as one."""
+        tensors = {field.name: [getattr(batch, field.name) for batch in batches] for field in fields(batches[0])}
+        return replace(
+            batches[0],
+            **{name: torch.cat(parts) for name, parts in tensors.items() if isinstance(parts[0], Tensor)},
+            numbers=tuple(number for batch in batches for number in batch.numbers),
+        )
 
     def inputs(self) -> dict[str, Tensor]:
         """What the model reads, by name."""

@@ -1,6 +1,6 @@
 """How one global batch is shared out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,15 @@ class BatchSplit:
     def micro_batches(self, rank: int) -> range:
         """Numbers, within the global batch, of the micro batches that `rank` runs."""
         return range(rank, self.global_batch // self.micro_batch, self.world_size)
+
+    def merged(self, most: int) -> "BatchSplit":
+        """The same global batch with as many of each rank's micro batches run as one as `most` sequences hold.
+
+        Ranks keep their samples; where even a micro batch has more sequences than that, it stays as it is.
+        """
+        fits = range(max(1, min(self.accumulation, most // self.micro_batch)), 0, -1)
+        together = next(some for some in fits if self.accumulation % some == 0)
+        return replace(self, micro_batch=together * self.micro_batch)
 
     def places(self, number: int) -> range:
         """Places within the global batch of the samples of a micro batch."""

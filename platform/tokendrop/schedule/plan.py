@@ -3,13 +3,14 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape, Work
 from tokendrop.schedule.learning_rate import Decay, LearningRate
+from tokendrop.schedule.micro_batch import MicroBatchGrowth
 from tokendrop.schedule.routes import Counts, Routes, RouteSchedule, stages
 from tokendrop.schedule.traffic import Sharing
 
@@ -29,6 +30,10 @@ class Segment:
     """Of each route, as the routes count."""
     routes: Routes
     workers: int
+    most_sequences: int
+    """That a worker may run at a time."""
+    micro_batch: int
+    """Sequences that each of the planned workers runs at a time, as many of the plan's micro batches as fit."""
     accumulation: int
     layer_tokens_before: int
     layer_tokens_per_step: int
@@ -106,6 +111,10 @@ class RunPlan:
         per_sequence = self.shape.flops(kept=self.shape.sequence_length, dropped_layers=0)
         return self.steps * self.batch.global_batch * per_sequence
 
+    def split(self, segment: Segment, workers: int) -> BatchSplit:
+        """How so many workers share out the global batch in the steps of a segment."""
+        return replace(self.batch, world_size=workers).merged(segment.most_sequences)
+
     def at(self, step: int) -> Segment:
         """The segment that holds `step`.
 
@@ -171,6 +180,7 @@ def build_plan(
     counts: Counts = "tokens",
     learned: bool = False,
     lr_layer_tokens: int | None = None,
+    growth: MicroBatchGrowth | None = None,
 ) -> RunPlan:
     """Lay out a run.
 
@@ -181,6 +191,8 @@ def build_plan(
             as many steps consume at full length (appendix C).
         cooldown_steps: of the decay `wsd`, by the same rule.
         learned: whether a linear map of each token to one number, before each span, chooses who stays.
+        growth: of micro batches where kept lengths are short; none when left out, nor where whole sequences stay,
+            which do not spread evenly.
         lr_layer_tokens: that a learning rate on the layer-token clock decays over; those of the run when left out.
     Raises:
         ValueError: the pieces do not fit together.
@@ -188,7 +200,7 @@ def build_plan(
     if steps < 1:
         raise ValueError(f"want at least 1 step, got {steps}")
     where = Routes(spans=tuple(r.span for r in routes), counts=counts, learned=learned)
-    segments = tuple(_segments(steps, routes, where, shape, batch))
+    segments = tuple(_segments(steps, routes, where, shape, batch, growth if counts == "tokens" else None))
     last = segments[-1]
     total, unit = steps, 1
     if lr_clock == "layer_token":
@@ -210,7 +222,12 @@ def build_plan(
 
 
 def _segments(
-    steps: int, schedules: Sequence[RouteSchedule], routes: Routes, shape: ModelShape, batch: BatchSplit
+    steps: int,
+    schedules: Sequence[RouteSchedule],
+    routes: Routes,
+    shape: ModelShape,
+    batch: BatchSplit,
+    growth: MicroBatchGrowth | None,
 ) -> Iterator[Segment]:
     distinct = list(dict.fromkeys(route.kept for route in schedules))
     numbers = [distinct.index(route.kept) for route in schedules]
@@ -224,6 +241,8 @@ def _segments(
         seen, dropped = sum(map(_layer_tokens, work)), layers.total()
         mean = _rounded(seen, dropped * batch.global_batch) if dropped else shape.sequence_length
         work.append((shape.layers - dropped, batch.global_batch, shape.sequence_length))
+        most = batch.micro_batch if growth is None else growth.most_sequences(batch, shape, work=work, kept=mean)
+        split = batch.merged(most)
         segment = Segment(
             start=start,
             stop=stop,
@@ -231,7 +250,9 @@ def _segments(
             kept=tuple(kept[number] for number in numbers),
             routes=routes,
             workers=batch.world_size,
-            accumulation=batch.accumulation,
+            most_sequences=most,
+            micro_batch=split.micro_batch,
+            accumulation=split.accumulation,
             layer_tokens_before=layer_tokens,
             layer_tokens_per_step=sum(map(_layer_tokens, work)),
             flops_before=flops,

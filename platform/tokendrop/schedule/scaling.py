@@ -55,15 +55,16 @@ def with_workers(plan: RunPlan, sizes: Sequence[tuple[int, int]]) -> RunPlan:
 def _cut(plan: RunPlan, sizes: Sequence[tuple[int, int]]) -> Iterator[Segment]:
     ends = [start for start, _ in sizes[1:]] + [plan.steps]
     for (first, workers), end in zip(sizes, ends, strict=True):
-        split = replace(plan.batch, world_size=workers)
         for segment in plan.segments:
             start, stop = max(first, segment.start), min(end, segment.stop)
             if start < stop:
+                split = plan.split(segment, workers)
                 yield replace(
                     segment,
                     start=start,
                     stop=stop,
                     workers=workers,
+                    micro_batch=split.micro_batch,
                     accumulation=split.accumulation,
                     layer_tokens_before=plan.layer_tokens(start),
                     flops_before=plan.flops(start),
@@ -132,7 +133,7 @@ def stretches_s(plan: RunPlan, profile: DeviceProfile) -> list[float]:
 def step_s(plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int) -> float:
     """Seconds of one step of a segment on so many workers."""
     flops = segment.flops_per_step / plan.batch.global_batch
-    batch = replace(plan.batch, world_size=workers)
+    batch = plan.split(segment, workers)
     return profile.step_s(plan.shape, flops=flops, batch=batch, sharing=plan.sharing)
 
 

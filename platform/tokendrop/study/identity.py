@@ -13,6 +13,7 @@ from tokendrop.track.parameters import flat
 WHERE = (
     *("name", "run", "runs_folder", "scaling", "checkpoint", "track"),
     *("data.folder", "data.reader", "data.max_rejected", "train.profile"),
+    "train.tokens_per_micro_batch",  # how many samples run at a time, the same ones with the same draws
     "model.preset",  # whose sizes are keys of their own
 )
 """Keys, and branches with all their keys, that say where a trial runs, how it is saved and how it is called."""

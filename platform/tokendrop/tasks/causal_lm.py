@@ -74,7 +74,7 @@ class TextData(RowData):
 def text_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:
     """Of rows of text: each token's label is the next."""
     tokens, ids = torch.from_numpy(rows_BT), torch.from_numpy(ids_B)
-    return TextBatch(input_ids_BS=tokens[:, :-1], labels_BS=tokens[:, 1:], sample_ids_B=ids, number=number)
+    return TextBatch(input_ids_BS=tokens[:, :-1], labels_BS=tokens[:, 1:], sample_ids_B=ids, numbers=(number,))
 
 
 def _gpt(model: nn.Module) -> Gpt:

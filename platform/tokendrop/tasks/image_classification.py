@@ -92,7 +92,7 @@ class ImageData(RowData):
             labels_B=torch.from_numpy(found.labels_B),
             sample_ids_B=torch.from_numpy(ids_B),
             special_BS=_class_token(len(ids_B), self.config.model.sequence_length),
-            number=number,
+            numbers=(number,),
         )
 
     @cached_property

@@ -124,7 +124,7 @@ class PairData(RowData):
 def pair_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int, *, pairs: "PairMaker") -> BertBatch:
     """Of pairs of sentences, masked; held-out rows are as `with_negative_segments` gives them where the task is NSP."""
     tensors = {name: torch.from_numpy(array) for name, array in asdict(pairs(ids_B, rows_BT)).items()}
-    return BertBatch(**tensors, sample_ids_B=torch.from_numpy(ids_B), number=number)
+    return BertBatch(**tensors, sample_ids_B=torch.from_numpy(ids_B), numbers=(number,))
 
 
 def _bert(model: nn.Module) -> Bert:

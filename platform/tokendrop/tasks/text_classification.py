@@ -113,7 +113,7 @@ def example_batch(
         attention_mask_BCS=torch.from_numpy(examples.attention_mask_BCS),
         labels_B=torch.from_numpy(labels_B),
         sample_ids_B=torch.from_numpy(ids_B),
-        number=number,
+        numbers=(number,),
     )
 
 

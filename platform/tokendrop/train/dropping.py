@@ -45,7 +45,7 @@ def draw(
         sample_ids=batch.sample_ids_B,
         sequence_length=plan.shape.sequence_length,
         device=batch.device,
-        places=plan.batch.places(batch.number),
+        places=[place for number in batch.numbers for place in plan.batch.places(number)],
         global_batch=plan.batch.global_batch,
         always=() if special_BS is None else special_BS,
         scores=None if scores is None else scores.of(batch.inputs()["input_ids_BS"]),

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -173,18 +174,18 @@ def accumulate(
     Raises:
         UserError: the method goes by the loss of each token, which the task does not give.
     """
-    accumulation = replace(plan.batch, world_size=components.world_size).accumulation
     losses: list[Tensor] = []
     sample_ids: list[int] = []
     data_time = 0.0
     segment = plan.at(step)
-    for batch, waited in micro_batches(config, components, step, segment.kept_length):
+    split = plan.split(segment, components.world_size)
+    for batch, waited in micro_batches(config, components, step, segment.kept_length, size=split.micro_batch):
         if (dropping := components.dropping) is not None:
             draw(config, plan, dropping, batch, step=step, kept=segment.kept_by_route, scores=components.scores)
         if config.model.dropout:
-            torch.manual_seed(hash((config.seed, step, batch.number)))
-        last = len(losses) + 1 == accumulation
-        loss = components.engine.forward_backward(batch, share=1 / accumulation, last_micro_batch=last)
+            torch.manual_seed(hash((config.seed, step, *batch.numbers)))
+        last = len(losses) + 1 == split.accumulation
+        loss = components.engine.forward_backward(batch, share=1 / split.accumulation, last_micro_batch=last)
         if components.scores is not None:
             if loss.token_losses_BS is None:
                 raise UserError(f"drop.method: '{config.drop.method}' wants a task that gives the loss of each token")
@@ -196,14 +197,18 @@ def accumulate(
 
 
 def micro_batches(
-    config: ExperimentConfig, components: TrainComponents, step: int, kept_length: int
+    config: ExperimentConfig, components: TrainComponents, step: int, kept_length: int, *, size: int
 ) -> Iterator[tuple[Batch, float]]:
     """This worker's micro batches of a step as the model reads them, each with the seconds that it was waited for.
+
+    They are joined to batches of `size` samples.
 
     Where their numbers of labels differ, all of them are made before the first one is trained on, so that the mean of
     their losses is that over all labels of the global batch.
     """
     batches = timed(components.batches.of_step(step), components.engine.label)
+    if size > config.train.micro_batch:
+        batches = joined(batches, size // config.train.micro_batch)
     if config.drop.cuts:
         batches = ((config.drop.shortened(batch, kept_length), waited) for batch, waited in batches)
     first, waited = next(batches)
@@ -214,6 +219,12 @@ def micro_batches(
     everything = [(first, waited), *batches]
     mean = labels_per_sample(components.engine, [(batch, len(batch.sample_ids_B)) for batch, _ in everything])
     yield from ((batch.weighed(mean), waited) for batch, waited in everything)
+
+
+def joined(batches: Iterator[tuple[Batch, float]], together: int) -> Iterator[tuple[Batch, float]]:
+    """So many batches as one each."""
+    while some := list(islice(batches, together)):
+        yield Batch.joined([batch for batch, _ in some]), sum(waited for _, waited in some)
 
 
 def validate(components: TrainComponents) -> tuple[float, dict[str, float]]:
