@@ -231,9 +231,7 @@ def _segments(
 ) -> Iterator[Segment]:
     distinct = list(dict.fromkeys(route.kept for route in schedules))
     numbers = [distinct.index(route.kept) for route in schedules]
-    layers = Counter[int]()  # of each distinct schedule
-    for number, (first, last) in zip(numbers, routes.spans, strict=True):
-        layers[number] += last + 1 - first
+    layers = Counter(n for n, (first, last) in zip(numbers, routes.spans, strict=True) for _ in range(first, last + 1))
     layer_tokens = flops = 0
     scoring = batch.global_batch * shape.scoring_flops(len(routes.spans)) if routes.learned else 0
     for start, stop, kept in stages(distinct, steps):
