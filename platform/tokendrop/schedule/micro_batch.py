@@ -21,7 +21,8 @@ class MicroBatchGrowth:
     """Whether activations are computed again in the backward pass: then only what goes into each layer is kept."""
 
     def most_sequences(self, batch: BatchSplit, shape: ModelShape, *, work: Sequence[Work], kept: int) -> int:
-        """Sequences that may run at a time, at least a micro batch.
+        """Sequences that may run at a time, at least a micro batch; no more where layers run on some of them alone, for
+        these do not spread evenly.
 
         Args:
             batch: whose micro batches run at full length.
@@ -29,6 +30,8 @@ class MicroBatchGrowth:
             kept: tokens of a sequence that reach the head where dropped ones do not.
         """
         sequences = batch.global_batch
+        if any(some < sequences for _, some, _ in work):
+            return batch.micro_batch
         if self.tokens == "auto":
             full = self._activations(shape, [(shape.layers, 1, shape.sequence_length)], 1, shape.sequence_length)
             most = batch.micro_batch * full * sequences // self._activations(shape, work, sequences, kept)

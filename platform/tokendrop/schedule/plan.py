@@ -191,8 +191,7 @@ def build_plan(
             as many steps consume at full length (appendix C).
         cooldown_steps: of the decay `wsd`, by the same rule.
         learned: whether a linear map of each token to one number, before each span, chooses who stays.
-        growth: of micro batches where kept lengths are short; none when left out, nor where whole sequences stay,
-            which do not spread evenly.
+        growth: of micro batches where kept lengths are short; none when left out.
         lr_layer_tokens: that a learning rate on the layer-token clock decays over; those of the run when left out.
     Raises:
         ValueError: the pieces do not fit together.
@@ -200,8 +199,7 @@ def build_plan(
     if steps < 1:
         raise ValueError(f"want at least 1 step, got {steps}")
     where = Routes(spans=tuple(r.span for r in routes), counts=counts, learned=learned)
-    segments = tuple(_segments(steps, routes, where, shape, batch, growth if counts == "tokens" else None))
-    last = segments[-1]
+    *_, last = segments = tuple(_segments(steps, routes, where, shape, batch, growth))
     total, unit = steps, 1
     if lr_clock == "layer_token":
         run = last.layer_tokens_before + (last.stop - last.start) * last.layer_tokens_per_step
