@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from strategies import jumps
 from tokendrop.bench.device import SIZES, Wanted, bench_device, job_of
-from tokendrop.bench.device_model import SHARES
+from tokendrop.bench.device_model import SHARES, UPDATE, measure_model
+from tokendrop.bench.device_result import grown_s, model_result
 from tokendrop.bench.peaks import peak_flops_per_s
 from tokendrop.bench.schedule_saving import saving_over, schedule_figures
 from tokendrop.config.load import load_job
@@ -43,10 +45,10 @@ main(["bench", "device", "--presets", "gpt-5m,gpt-1m", "--minutes", "0.01", "--r
 """
 MODEL = {
     *("preset", "shape", "parameters", "dropped_layers", "micro_batch", "rounds", "lengths", "plain_gpt2"),
-    *("full_length_alone_ms", "update_ms", "schedule", "start_s", "host_waits"),
+    *("full_length_alone_ms", "update_ms", "schedule", "schedule_grown", "start_s", "host_waits"),
 }
 STEP = {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "peak_memory_bytes"}
-OURS = {"kept_length", "time_ratio", "flops_ratio", "gather_combine_share", "draw_share"}
+OURS = {"kept_length", "time_ratio", "flops_ratio", "gather_combine_share", "draw_share", "grown"}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,20 @@ def test_each_length_is_timed_beside_its_flops_and_a_plain_gpt(measured) -> None
     assert full["flops_ratio"] == 1
     assert full["gather_combine_share"]["max"] == full["draw_share"]["max"] == 0
     assert model["start_s"]["first_steps"].keys() == {*SHARES, "plain"}
+
+
+def test_short_kept_lengths_are_timed_with_more_sequences_at_a_time_too() -> None:
+    job = job_of("gpt-1m", WANTED, compiled=False)
+    job = replace(job, model=replace(job.model, layers=12, width=32, heads=2, sequence_length=128, vocab_size=64))
+    measured = measure_model(job, torch.device("cpu"), rounds=3, share_s=0.1, log=lambda _: None)
+    result = model_result(job, measured, None)
+    sizes = {share: entry["grown"] and entry["grown"]["micro_batch"] for share, entry in result["lengths"].items()}
+    assert sizes == {"1/16": 8, "1/8": 4, "1/4": 4, "1/2": None, "3/4": None, "1/1": None}
+    first, update_s = result["lengths"]["1/16"], measured.seconds[UPDATE][0]
+    of_a_micro_batch = (measured.seconds["grown 1/16"][0] - update_s) / 4 + update_s
+    assert (grown_s(job, measured, "1/16") or [])[:1] == pytest.approx([of_a_micro_batch])
+    assert first["grown"]["step_ms"]["median"] > 0 < first["grown"]["time_ratio"]["median"]
+    assert grown_s(job, measured, "1/2") is None
 
 
 def test_its_ideal_is_that_of_the_plan(measured) -> None:

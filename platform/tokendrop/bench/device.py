@@ -157,6 +157,7 @@ def job_of(preset: str, wanted: Wanted, compiled: bool) -> ExperimentConfig:
     micro_batch = wanted.micro_batch or size.micro_batch
     batch = {"global_batch": _MICRO_BATCHES * micro_batch, "micro_batch": micro_batch}
     training = {"peak_lr": 1e-4, "precision": wanted.precision, "compile": compiled}
+    training |= {"tokens_per_micro_batch": "auto"}
     schedule = {"kind": "mslg", "start": length // 16, "increment": length // 128, "every": "1.75e9 tokens"}
     tree = {
         "name": preset,

@@ -1,7 +1,7 @@
 """One model of `tokendrop bench device`: what can be timed of it, and how often to, within the time that it has."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -51,7 +51,8 @@ class Measured:
 
     first: FirstSteps
     seconds: dict[str, list[float]]
-    """By case, one a round: a step at each of `SHARES`, `draw SHARE` and `move SHARE`, `UPDATE` and `PLAIN`."""
+    """By case, one a round: a step at each of `SHARES`, `grown SHARE` with a micro batch that has grown for it, `draw
+    SHARE` and `move SHARE`, `UPDATE` and `PLAIN`."""
     rounds: int
     build_s: float
     setup_s: float
@@ -67,18 +68,29 @@ class Subject:
     engine: Engine
     dropping: Dropping
     batch: Batch
+    grown: Mapping[str, Batch]
+    """By share, where more sequences run at a time than at full length."""
 
     @property
     def lengths(self) -> dict[str, int]:
         """Kept lengths by share."""
         return kept_lengths(self.config.model.sequence_length)
 
-    def step_s(self, kept_length: int, *, runs: int = 1) -> float:
+    @property
+    def steps(self) -> dict[str, Callable[..., float]]:
+        """Seconds of a whole training step, by its case; told how often in a row it is to run."""
+        steps = {share: partial(self.step_s, kept) for share, kept in self.lengths.items()}
+        grown = {
+            f"grown {share}": partial(self.step_s, self.lengths[share], batch=b) for share, b in self.grown.items()
+        }
+        return {**steps, **grown}
+
+    def step_s(self, kept_length: int, *, runs: int = 1, batch: Batch | None = None) -> float:
         """Seconds of a whole training step."""
         return timed_step(
             self.engine,
             self.dropping,
-            self.batch,
+            self.batch if batch is None else batch,
             kept_length=kept_length,
             sequence_length=self.config.model.sequence_length,
             runs=runs,
@@ -131,6 +143,15 @@ def kept_lengths(sequence_length: int) -> dict[str, int]:
     return {share: sequence_length * above // below for share, (above, below) in SHARES.items()}
 
 
+def grown_micro_batch(config: ExperimentConfig, kept_length: int) -> int:
+    """Sequences that a job of one worker, whose micro batches may grow, runs at a time at a kept length."""
+    shape, batch, dropped = config.model.shape, config.plan.batch, len(config.plan.dropped_layers)
+    work = [(dropped, batch.global_batch, kept_length)]
+    work += [(shape.layers - dropped, batch.global_batch, shape.sequence_length)]
+    assert config.train.growth is not None
+    return batch.merged(config.train.growth.most_sequences(batch, shape, work=work, kept=kept_length)).micro_batch
+
+
 def measure_model(
     config: ExperimentConfig, device: torch.device, *, rounds: int, share_s: float, log: Callable[[str], None]
 ) -> Measured:
@@ -142,10 +163,13 @@ def measure_model(
     started = time.perf_counter()
     engine, dropping = build_engine(config, device)
     assert dropping is not None
-    batch = config.task.build(config).random_batch(config.train.micro_batch, device)
+    task, lengths = config.task.build(config), kept_lengths(config.model.sequence_length)
+    batch = task.random_batch(config.train.micro_batch, device)
+    sizes = {share: grown_micro_batch(config, kept) for share, kept in lengths.items()}
+    grown = {share: task.random_batch(size, device) for share, size in sizes.items() if size > config.train.micro_batch}
     synchronize(batch)
     build_s = time.perf_counter() - started
-    subject = Subject(config=config, engine=engine, dropping=dropping, batch=batch)
+    subject = Subject(config=config, engine=engine, dropping=dropping, batch=batch, grown=grown)
     first, plain = _first_steps(subject)
     cases = _cases(subject, plain)
     setup_s, begun = time.perf_counter() - started, time.perf_counter()
@@ -163,8 +187,8 @@ def _first_steps(subject: Subject) -> tuple[FirstSteps, Callable[[], None]]:
     device, lengths = subject.batch.device, subject.lengths
     first_s = {FULL: subject.step_s(lengths[FULL])}
     alone_s = [subject.step_s(lengths[FULL]) for _ in range(_WARM_UPS + FEWEST_ROUNDS)][_WARM_UPS:]
-    first_s |= {share: subject.step_s(kept) for share, kept in lengths.items() if share != FULL}
-    peak_bytes = {share: peak_memory(partial(subject.step_s, kept), device) for share, kept in lengths.items()}
+    first_s |= {case: step() for case, step in subject.steps.items() if case != FULL}
+    peak_bytes = {case: peak_memory(step, device) for case, step in subject.steps.items()}
     host_waits = what_the_host_waits_for(subject)
     held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     plain = subject.plain()
@@ -178,9 +202,8 @@ def _cases(subject: Subject, plain: Callable[[], None]) -> dict[str, Callable[[]
     """All that is timed, each run so often in a row that a measurement is long against a GPU's start of it."""
     batch = subject.batch
     cases: dict[str, Callable[[], float]] = {}
-    for share, kept in subject.lengths.items():
-        runs = _runs(min(subject.step_s(kept) for _ in range(_WARM_UPS)), batch)
-        cases[share] = partial(subject.step_s, kept, runs=runs)
+    for case, step in subject.steps.items():
+        cases[case] = partial(step, runs=_runs(min(step() for _ in range(_WARM_UPS)), batch))
     for share, kept in subject.lengths.items():
         if share != FULL:
             cases[f"draw {share}"] = partial(timed, partial(subject.draw, kept), batch, runs=5)
@@ -216,8 +239,8 @@ def what_the_host_waits_for(subject: Subject) -> str | None:
         return None
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for kept in subject.lengths.values():
-            subject.step_s(kept, runs=2)
+        for step in subject.steps.values():
+            step(runs=2)
     except RuntimeError as error:
         if "synchroniz" not in str(error):
             raise

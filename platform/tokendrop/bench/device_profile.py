@@ -67,5 +67,11 @@ def _speed(model: Mapping[str, Any], update_s_per_parameter: float, where: str) 
         {"kept_length": kept, "micro_batch": model["micro_batch"], "seconds": step_ms / 1e3 - update_s}
         for kept, step_ms in _steps_ms(model).items()
     ]
+    points += [
+        {"kept_length": length["kept_length"], "micro_batch": grown["micro_batch"], "seconds": step_s - update_s}
+        for length in model["lengths"].values()
+        if (grown := length["grown"]) is not None
+        for step_s in [grown["step_ms"]["median"] / 1e3]
+    ]
     tree = {"model": model["preset"], "shape": model["shape"], "dropped_layers": model["dropped_layers"]}
     return build(ModelSpeed, tree | {"points": points}, where)

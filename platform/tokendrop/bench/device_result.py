@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tokendrop.bench.device_model import FULL, PLAIN, UPDATE, Measured, kept_lengths
+from tokendrop.bench.device_model import FULL, PLAIN, UPDATE, Measured, grown_micro_batch, kept_lengths
 from tokendrop.bench.figures import figure, ratios
 from tokendrop.bench.schedule_saving import schedule_figures
 from tokendrop.config.experiment import ExperimentConfig
@@ -26,6 +26,7 @@ def model_result(config: ExperimentConfig, measured: Measured, peak: float | Non
     seconds, lengths = measured.seconds, kept_lengths(config.model.sequence_length)
     full, tokens = seconds[FULL], config.train.micro_batch * config.model.sequence_length
     by_length = {kept: seconds[share] for share, kept in lengths.items()}
+    grown = {kept: grown_s(config, measured, share) or seconds[share] for share, kept in lengths.items()}
     plain = {
         **_speed(seconds[PLAIN], tokens, step_flops(config), peak),
         "over_ours": figure(ratios(seconds[PLAIN], full), "x time"),
@@ -43,6 +44,7 @@ def model_result(config: ExperimentConfig, measured: Measured, peak: float | Non
         "full_length_alone_ms": figure([s * 1e3 for s in measured.first.alone_s], "ms"),
         "update_ms": figure([s * 1e3 for s in seconds[UPDATE]], "ms"),
         "schedule": schedule_figures(config.plan, by_length, seconds[PLAIN]),
+        "schedule_grown": schedule_figures(config.plan, grown, seconds[PLAIN]),
         "start_s": {
             "build": measured.build_s,
             "first_steps": measured.first.first_s,
@@ -67,7 +69,32 @@ def length_result(config: ExperimentConfig, measured: Measured, share: str, peak
         "gather_combine_share": figure(ratios(parts["move"], seconds[share]), "of the step"),
         "draw_share": figure(ratios(parts["draw"], seconds[share]), "of the step"),
         "peak_memory_bytes": measured.first.peak_bytes[share],
+        "grown": _grown_result(config, measured, share),
     }
+
+
+def _grown_result(config: ExperimentConfig, measured: Measured, share: str) -> dict[str, Any] | None:
+    """A kept length with a micro batch that has grown for it; None where it does not grow."""
+    seconds = grown_s(config, measured, share)
+    if seconds is None:
+        return None
+    return {
+        "micro_batch": grown_micro_batch(config, kept_lengths(config.model.sequence_length)[share]),
+        "step_ms": figure([s * 1e3 for s in measured.seconds[f"grown {share}"]], "ms"),
+        "time_ratio": figure(ratios(seconds, measured.seconds[FULL]), "x full"),
+        "peak_memory_bytes": measured.first.peak_bytes[f"grown {share}"],
+    }
+
+
+def grown_s(config: ExperimentConfig, measured: Measured, share: str) -> list[float] | None:
+    """Seconds of the work of one step by a micro batch that has grown, its update counted as often; None where it does
+    not grow."""
+    steps = measured.seconds.get(f"grown {share}")
+    if steps is None:
+        return None
+    times = grown_micro_batch(config, kept_lengths(config.model.sequence_length)[share]) / config.train.micro_batch
+    updates = [min(update, step / 2) for update, step in zip(measured.seconds[UPDATE], steps, strict=True)]
+    return [(step - update) / times + update for step, update in zip(steps, updates, strict=True)]
 
 
 def _speed(seconds: Sequence[float], tokens: int, flops: int, peak: float | None) -> dict[str, Any]:

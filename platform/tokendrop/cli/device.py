@@ -10,7 +10,7 @@ from tokendrop.cli.command import Command, Outcome
 from tokendrop.errors import UserError
 from tokendrop.output import count, json_text, log, table
 
-_HEAD = ["model", "kept", "step ms", "time", "FLOPs", "tokens/s", "MFU", "memory", "gather + combine", "draw"]
+_HEAD = ["model", "kept", "step ms", "time", "FLOPs", "tokens/s", "MFU", "memory", "gather + combine", "draw", "grown"]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +86,7 @@ def _row(model: Mapping[str, Any], share: str, entry: Mapping[str, Any]) -> list
         "" if memory is None else f"{memory / 1e9:.1f} GB",
         f"{entry['gather_combine_share']['median']:.1%}" if is_ours else "",
         f"{entry['draw_share']['median']:.1%}" if is_ours else "",
+        f"{grown['time_ratio']['median']:.3f} by {grown['micro_batch']}" if (grown := entry.get("grown")) else "",
     ]
 
 
@@ -98,6 +99,12 @@ def _lines(model: Mapping[str, Any]) -> Iterator[str]:
         f" {_percent(schedule['realised_saving'])} of the time and {schedule['theoretical_saving']:.1%} of the FLOPs:"
         f" {_range(schedule['realised_over_theoretical'])}; of the plain GPT-2's time"
         f" {_percent(schedule['realised_saving_against_plain'])}"
+    )
+    grown = model["schedule_grown"]
+    yield (
+        f"  with micro batches that grow: {_percent(grown['realised_saving'])} of the time,"
+        f" {_range(grown['realised_over_theoretical'])}; of the plain GPT-2's"
+        f" {_percent(grown['realised_saving_against_plain'])}"
     )
     alone = model["full_length_alone_ms"]["median"]
     compiling = ", ".join(f"{case} {seconds:.1f}" for case, seconds in start["first_steps"].items())
