@@ -13,7 +13,16 @@ from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
 from tokendrop.schedule.kept_by_step import Stages
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import RouteSchedule
-from tokendrop.schedule.scaling import Estimate, ScalingObjective, choose_sizes, estimate, legal_sizes, with_workers
+from tokendrop.schedule.scaling import (
+    Estimate,
+    ScalingObjective,
+    choose_sizes,
+    estimate,
+    legal_sizes,
+    pause_s,
+    step_s,
+    with_workers,
+)
 
 SHAPE = MEASURED.speeds[0].shape
 
@@ -136,6 +145,55 @@ def test_no_other_choice_is_better_without_a_limit_and_a_limit_is_kept_where_it_
         with pytest.raises(ValueError, match="at least") as caught:
             choose_sizes(plan, profile, objective)
         assert float(str(caught.value).split(" takes ")[1].split()[0]) >= least
+
+
+@given(cases(stages=3), st.sampled_from([0.0, 10.0, 3600.0]), st.integers(1, 50))
+def test_the_choice_takes_in_what_losses_are_expected_to_cost(
+    case: tuple[RunPlan, DeviceProfile, ScalingObjective], rate: float, every: int
+) -> None:
+    plan, profile, objective = case
+    profile = replace(profile, node_losses_per_hour=rate, node_start_s=2.0)
+    objective = replace(objective, checkpoint_steps=every)
+    starts, options = [segment.start for segment in plan.segments], legal_sizes(plan, objective)
+    every_plan = [
+        with_workers(plan, list(zip(starts, sizes, strict=True))) for sizes in product(options, repeat=len(starts))
+    ]
+    best = min(sums(objective, estimate(one, profile, every))[0] for one in every_plan)
+    elastic = with_workers(plan, choose_sizes(plan, profile, objective))
+    assert sums(objective, estimate(elastic, profile, every))[0] == pytest.approx(best)
+
+
+@given(cases(), st.integers(1, 50))
+def test_without_losses_or_checkpoints_to_go_back_to_no_number_changes(
+    case: tuple[RunPlan, DeviceProfile, ScalingObjective], every: int
+) -> None:
+    """Nor its last bit."""
+    plan, profile, objective = case
+    objective = halfway(plan, profile, objective)
+    spot = replace(profile, node_losses_per_hour=0.5)
+    sizes = choose_sizes(plan, profile, objective)
+    assert choose_sizes(plan, profile, replace(objective, checkpoint_steps=every)) == sizes
+    assert choose_sizes(plan, spot, objective) == sizes
+    elastic = with_workers(plan, sizes)
+    assert estimate(elastic, profile, every) == estimate(elastic, profile) == estimate(elastic, spot)
+    steps = [(s.workers, (s.stop - s.start) * step_s(plan, profile, s, s.workers)) for s in elastic.segments]
+    steps += [(max(one, two), pause_s(plan, profile, one, two)) for _, one, two in elastic.resizes]
+    assert estimate(elastic, profile, every).wall_clock_s == sum(seconds for _, seconds in steps)
+    assert estimate(elastic, profile, every).gpu_hours == sum(workers * seconds for workers, seconds in steps) / 3600
+
+
+@given(cases(), st.integers(1, 50))
+def test_losses_cost_in_proportion_to_their_rate(
+    case: tuple[RunPlan, DeviceProfile, ScalingObjective], every: int
+) -> None:
+    plan, profile, objective = case
+    elastic, none = chosen(plan, profile, objective)
+    one, two = (
+        estimate(elastic, replace(profile, node_losses_per_hour=rate, node_start_s=9.0), every) for rate in (1.0, 2.0)
+    )
+    assert one.wall_clock_s > none.wall_clock_s
+    assert two.wall_clock_s - none.wall_clock_s == pytest.approx(2 * (one.wall_clock_s - none.wall_clock_s))
+    assert two.gpu_hours - none.gpu_hours == pytest.approx(2 * (one.gpu_hours - none.gpu_hours))
 
 
 @given(cases())

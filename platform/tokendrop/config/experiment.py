@@ -154,6 +154,11 @@ class ExperimentConfig:
         return max(1, round(self.clock.steps(duration)))
 
     @property
+    def checkpoint_steps(self) -> int:
+        """Steps between two checkpoints."""
+        return self.in_steps(self.checkpoint.every)
+
+    @property
     def decided(self) -> Mapping[str, tuple[int, ...]]:
         """The kept lengths that are decided until now of each `adaptive` schedule, by key below `drop`."""
         return {key: schedule.decided for key, schedule in self.drop.adaptive.items()}
@@ -176,8 +181,9 @@ class ExperimentConfig:
             ValueError: two branches do not fit together; the message names the keys.
         """
         fixed = self.fixed_plan
+        every = self.checkpoint_steps
         with naming("scaling"):
-            return self.scaling.apply(fixed, self.clock, is_begun=any(self.decided.values()))
+            return self.scaling.apply(fixed, self.clock, is_begun=any(self.decided.values()), checkpoint_steps=every)
 
     @property
     def most_workers(self) -> int:

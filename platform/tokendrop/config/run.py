@@ -141,13 +141,16 @@ class ScalingConfig:
             return self.profile.node_start_s
         return min(_MOST_LEAD_S, _LEAD_SHARE * min(stretches_s(plan, self.profile)))
 
-    def apply(self, plan: RunPlan, clock: Clock, *, is_begun: bool = False) -> RunPlan:
+    def apply(
+        self, plan: RunPlan, clock: Clock, *, is_begun: bool = False, checkpoint_steps: int | None = None
+    ) -> RunPlan:
         """The plan with the workers of each step, as this configuration wants them.
 
         Args:
             clock: of the run.
             is_begun: whether some of its kept lengths were decided as it trained. Where they leave a limit that can't
                 be kept, it is missed by as little as can be: a run is not ended for that.
+            checkpoint_steps: between two checkpoints; with them, the profile's losses of nodes have a say.
         Raises:
             ValueError: no workers fit.
         """
@@ -159,7 +162,11 @@ class ScalingConfig:
         if self.budget_usd and self.profile.usd_per_gpu_hour:
             limit = self.budget_usd / self.profile.usd_per_gpu_hour
         objective = ScalingObjective(
-            min_workers=self.min_workers, max_workers=self.most_workers, minimise=self.minimise, limit=limit
+            min_workers=self.min_workers,
+            max_workers=self.most_workers,
+            minimise=self.minimise,
+            limit=limit,
+            checkpoint_steps=checkpoint_steps,
         )
         try:
             sizes = choose_sizes(plan, self.profile, objective)

@@ -11,6 +11,7 @@ from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.traffic import Passes, Sharing, traffic
 
 _STATE_BYTES = 12  # of one parameter in a checkpoint: the weight and AdamW's two moments, float32
+_MOST_LOSSES = 3600  # of a node in an hour
 _BACKWARD = 2 / 3  # share of a micro batch's time, as of its FLOPs
 
 
@@ -124,6 +125,8 @@ class DeviceProfile:
     node_start_s: float | None = None
     """Until a node that is asked for has joined the cluster; None where it is not known."""
     usd_per_gpu_hour: float | None = None
+    node_losses_per_hour: float = 0.0
+    """How often one node is lost in an hour: spot machines that are taken back, above all; 0: never."""
 
     def __post_init__(self) -> None:
         if not self.speeds:
@@ -131,6 +134,8 @@ class DeviceProfile:
         if self.devices_per_node < 1 or min(self.checkpoint_bytes_per_s, self._restore_bytes_per_s) < 1:
             raise ValueError("want devices_per_node, checkpoint_bytes_per_s and restore_bytes_per_s of at least 1")
         amounts = (self.update_s_per_parameter, self.resize_s, self.node_start_s or 0, self.usd_per_gpu_hour or 0)
+        if not 0 <= self.node_losses_per_hour <= _MOST_LOSSES:
+            raise ValueError(f"node_losses_per_hour: want 0 to {_MOST_LOSSES}, got {self.node_losses_per_hour:g}")
         if min(amounts) < 0 or not 0 <= self.overlap <= 1:
             raise ValueError(
                 "want update_s_per_parameter, resize_s, node_start_s and usd_per_gpu_hour of at least 0, and overlap"
@@ -186,16 +191,22 @@ class DeviceProfile:
         inside, nodes = min(world_size, self.devices_per_node), ceil(world_size / self.devices_per_node)
         return self.within_node.ring_s(passes, inside) + self.between_nodes.ring_s(passes, nodes)
 
-    def pause_s(self, shape: ModelShape, *, before: int, after: int, sharing: Sharing = "ddp") -> float:
+    def pause_s(
+        self, shape: ModelShape, *, before: int, after: int, sharing: Sharing = "ddp", saves: bool = True
+    ) -> float:
         """Seconds of one change of workers: a checkpoint written, the new workers, the checkpoint restored.
 
         The storage is shared: it takes and gives each byte once, however many workers there are. What one worker reads
         goes on to all that hold it: under DDP everything to everybody, else to each its share.
+
+        Args:
+            saves: whether a checkpoint is written; after a loss it is not.
         """
         size = shape.parameters * _STATE_BYTES
         holds = Passes(gathered=size, messages=1)
         handed_s = self.exchange_s(holds, after) if sharing == "ddp" else self._handed_s(size, before, after)
-        return self.resize_s + size / self.checkpoint_bytes_per_s + size / self._restore_bytes_per_s + handed_s
+        saved_s = size / self.checkpoint_bytes_per_s if saves else 0.0
+        return self.resize_s + saved_s + size / self._restore_bytes_per_s + handed_s
 
     def _handed_s(self, size: int, before: int, after: int) -> float:
         """Shares cut anew; as many workers as before have theirs in files of their own, with nothing to hand on."""

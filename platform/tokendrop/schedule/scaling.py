@@ -28,6 +28,8 @@ class ScalingObjective:
     minimise: Minimised
     limit: float | None = None
     """Hours where cost is minimised, GPU-hours where time is; None for no limit."""
+    checkpoint_steps: int | None = None
+    """As of `estimate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +73,22 @@ def _cut(plan: RunPlan, sizes: Sequence[tuple[int, int]]) -> Iterator[Segment]:
                 )
 
 
-def estimate(plan: RunPlan, profile: DeviceProfile) -> Estimate:
+def estimate(plan: RunPlan, profile: DeviceProfile, checkpoint_steps: int | None = None) -> Estimate:
     """Wall clock, GPU-hours and cost of a run as its plan has it.
 
     While workers change, the larger number of them waits and is paid for.
+
+    Args:
+        checkpoint_steps: between two checkpoints; with them, what the profile's losses of nodes are expected to take
+            is part of it, to first order (`losses_s`). None leaves losses out.
     """
+    lost = [losses_s(plan, profile, s, s.workers, checkpoint_steps) for s in plan.segments]
     steps = [(s.workers, (s.stop - s.start) * step_s(plan, profile, s, s.workers)) for s in plan.segments]
     steps += [(max(before, after), pause_s(plan, profile, before, after)) for _, before, after in plan.resizes]
-    gpu_hours = sum(workers * seconds for workers, seconds in steps) / _HOUR_S
+    gpu_hours = sum(workers * seconds for workers, seconds in steps) / _HOUR_S + sum(w for _, w in lost) / _HOUR_S
     price = profile.usd_per_gpu_hour
     return Estimate(
-        wall_clock_s=sum(seconds for _, seconds in steps),
+        wall_clock_s=sum(seconds for _, seconds in steps) + sum(seconds for seconds, _ in lost),
         gpu_hours=gpu_hours,
         cost=None if price is None else gpu_hours * price,
     )
@@ -106,7 +113,7 @@ class Expected:
 
 
 def expected_course(plan: RunPlan, profile: DeviceProfile) -> list[Expected]:
-    """What `estimate` adds up, at the first step of each segment."""
+    """What `estimate` adds up without losses, at the first step of each segment."""
     course: list[Expected] = []
     seconds = worker_s = 0.0
     workers = plan.segments[0].workers
@@ -142,6 +149,26 @@ def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> f
     return profile.pause_s(plan.shape, before=before, after=after, sharing=plan.sharing) if before != after else 0.0
 
 
+def losses_s(
+    plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int, checkpoint_steps: int | None
+) -> tuple[float, float]:
+    """What lost nodes are expected to take from a segment on so many workers: seconds, and workers by seconds.
+
+    A first-order expectation: every loss comes alone and costs the start of another node, during which the remaining
+    ones wait and are paid for, a restart, and half of the steps between two checkpoints, done again. More losses
+    meanwhile are left out; so is that elastic workers go on with fewer of them, which saves some of the wait and costs
+    a second pause.
+    """
+    if checkpoint_steps is None or not profile.node_losses_per_hour:
+        return 0.0, 0.0
+    nodes, one_s = ceil(workers / profile.devices_per_node), step_s(plan, profile, segment, workers)
+    losses = profile.node_losses_per_hour / _HOUR_S * nodes * (segment.stop - segment.start) * one_s
+    restart_s = profile.pause_s(plan.shape, before=workers, after=workers, sharing=plan.sharing, saves=False)
+    held_up_s, waited_s = restart_s + min(checkpoint_steps, plan.steps) / 2 * one_s, profile.node_start_s or 0.0
+    waiting = (nodes - 1) * profile.devices_per_node
+    return losses * (held_up_s + waited_s), losses * (held_up_s * workers + waited_s * waiting)
+
+
 @lru_cache(maxsize=64)
 def choose_sizes(plan: RunPlan, profile: DeviceProfile, objective: ScalingObjective) -> Sizes:
     """Workers of each kept-length stage, neighbours of one size merged.
@@ -161,7 +188,7 @@ def choose_sizes(plan: RunPlan, profile: DeviceProfile, objective: ScalingObject
             f"{len(options)} numbers of workers for {len(plan.segments)} kept lengths are too many to choose from;"
             " want min_workers and max_workers closer together, or a larger drop.schedule.increment"
         )
-    stages = [[_pair(objective, h, h * w) for w in options for h in [_hours(plan, profile, part, w)]] for part in parts]
+    stages = [[_pair(objective, *_hours(plan, profile, part, w, objective)) for w in options] for part in parts]
     pauses = {(v, w): pause_s(plan, profile, v, w) / _HOUR_S for v in options for w in options}
     turns = [[_pair(objective, pauses[v, w], pauses[v, w] * max(v, w)) for w in options] for v in options]
     route = best_route(stages, turns, objective.limit)
@@ -196,8 +223,13 @@ def _parts(segments: Sequence[Segment]) -> list[Sequence[Segment]]:
     return [segments[i : i + size] for i in range(0, len(segments), size)]
 
 
-def _hours(plan: RunPlan, profile: DeviceProfile, part: Sequence[Segment], workers: int) -> float:
-    return sum((s.stop - s.start) * step_s(plan, profile, s, workers) for s in part) / _HOUR_S
+def _hours(
+    plan: RunPlan, profile: DeviceProfile, part: Sequence[Segment], workers: int, objective: ScalingObjective
+) -> tuple[float, float]:
+    """Hours and GPU-hours, with what losses are expected to take."""
+    hours = sum((s.stop - s.start) * step_s(plan, profile, s, workers) for s in part) / _HOUR_S
+    lost = [losses_s(plan, profile, s, workers, objective.checkpoint_steps) for s in part]
+    return hours + sum(s for s, _ in lost) / _HOUR_S, hours * workers + sum(w for _, w in lost) / _HOUR_S
 
 
 def _pair(objective: ScalingObjective, hours: float, gpu_hours: float) -> Pair:

@@ -48,7 +48,7 @@ def cost_of(config: ExperimentConfig, measure: Measure) -> float:
         return plan.steps * plan.tokens_per_step
     if profile is None:
         raise UserError("scaling.profile: equal GPU-hours want a device profile, such as a100-40g-8")
-    return estimate(plan, profile).gpu_hours
+    return estimate(plan, profile, config.checkpoint_steps).gpu_hours
 
 
 def within(config: ExperimentConfig, measure: Measure, amount: float) -> ExperimentConfig:

@@ -36,7 +36,7 @@ def _cost(trial: Trial) -> dict[str, Any]:
     figures = {"steps": plan.steps, "layer_tokens": plan.layer_tokens(plan.steps), "flops": plan.flops(plan.steps)}
     if profile is None:
         return figures
-    takes = estimate(plan, profile)
+    takes = estimate(plan, profile, trial.config.checkpoint_steps)
     return {**figures, "wall_clock_s": takes.wall_clock_s, "gpu_hours": takes.gpu_hours}
 
 
