@@ -1,6 +1,7 @@
 """Job files: read, inherited, overridden, written back."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,17 @@ def test_overrides_reach_any_depth_and_the_last_one_wins(job: Path) -> None:
     assert isinstance(config.drop.schedule, Linear)
     assert config.drop.schedule.start == 32
     assert config.track.uri is None
+
+
+@pytest.mark.parametrize("name", ["h200-8", "file"])
+def test_overrides_reach_into_a_profile_that_is_named(name: str, job: Path, tmp_path: Path) -> None:
+    plain = load_job(job, ["scaling.profile=h200-8"]).scaling.profile
+    assert plain is not None
+    named = name if name == "h200-8" else write(tmp_path, "own.yaml", dump(plain))
+    rate, pause = "scaling.profile.node_losses_per_hour=0.02", "scaling.profile.resize_s=30"
+    found = load_job(job, [f"scaling.profile={named}", rate, pause]).scaling.profile
+    assert found == replace(plain, node_losses_per_hour=0.02, resize_s=30.0)
+    assert load_job(job, [rate, f"scaling.profile={named}"]).scaling.profile == plain  # the last one wins
 
 
 def test_a_branch_may_be_overridden_whole(job: Path) -> None:

@@ -3,10 +3,11 @@
 import re
 from typing import Any
 
-from tokendrop.config.files import Tree, kind_of, parse, shown
+from tokendrop.config.files import Tree, kind_of, parse, profile_mapping, shown
 from tokendrop.errors import UserError
 
 _PART = re.compile(r"([^\[\]]+)((?:\[[0-9]{1,9}\])*)")  # of a dotted key: a name, and places in the lists that it holds
+_PROFILE = ("scaling", "profile")
 Path = tuple[str | int, ...]
 """Names of branches, and places in lists."""
 
@@ -29,6 +30,8 @@ def _same_kind(below: Tree, over: Tree) -> bool:
 def with_override(tree: Tree, text: str) -> Tree:
     """A job's tree with one `key=value`, such as `data.sources[0].weight=2`; what it does not name stays.
 
+    A device profile that is named, not written out, is read where the key is one of its own.
+
     Raises:
         UserError: it is no override, or its key leads through what holds no such part; the message quotes it.
     """
@@ -36,7 +39,18 @@ def with_override(tree: Tree, text: str) -> Tree:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UserError(f"{where}: want key=value, such as train.length='100 steps'")
-    return _replaced(tree, _path(key, where), parse(value, where), where)
+    path = _path(key, where)
+    if path[:-1][:2] == _PROFILE:
+        tree = _with_profile(tree)
+    return _replaced(tree, path, parse(value, where), where)
+
+
+def _with_profile(tree: Tree) -> Tree:
+    """The tree with the device profile that it names written out."""
+    scaling = tree.get("scaling")
+    if not isinstance(scaling, dict) or not isinstance(scaling.get("profile"), str):
+        return tree
+    return tree | {"scaling": scaling | {"profile": profile_mapping(scaling["profile"], ".".join(_PROFILE))}}
 
 
 def _path(key: str, where: str) -> Path:
