@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from tokendrop.cli.arguments import add_job
+from tokendrop.cli import plan_simulated
 from tokendrop.cli.command import Command, Outcome
 from tokendrop.config.load import load_job
 from tokendrop.output import count, table
@@ -25,22 +25,32 @@ def run(options: argparse.Namespace) -> Outcome:
         UserError: something is wrong with the job.
     """
     config = load_job(options.job, options.overrides)
+    simulated = plan_simulated.run(config, options.simulate, options.seed)
     plan, fixed, profile = config.plan, config.fixed_plan, config.scaling.profile
     clock = config.clock
     bounds = {
         key: (one.always(clock, wants=False).resolve(clock), one.always(clock, wants=True).resolve(clock))
         for key, one in config.drop.adaptive.items()
     }
-    result = plan_result(plan, fixed=fixed, profile=profile)
+    result = plan_result(plan, fixed=fixed, profile=profile, checkpoint_steps=config.checkpoint_steps)
     return Outcome(
         {
             "name": config.name,
             "optimizer": config.train.groups,
             **result,
             **({"bounds": {key: _bounds_result(*both, plan.steps) for key, both in bounds.items()}} if bounds else {}),
+            **simulated.result,
         },
-        plan_text(config.name, plan, optimizer=config.train.groups, fixed=fixed, profile=profile)
-        + "".join(_bounds_text(key, *both, plan.steps) for key, both in bounds.items()),
+        plan_text(
+            config.name,
+            plan,
+            optimizer=config.train.groups,
+            fixed=fixed,
+            profile=profile,
+            checkpoint_steps=config.checkpoint_steps,
+        )
+        + "".join(_bounds_text(key, *both, plan.steps) for key, both in bounds.items())
+        + simulated.text,
     )
 
 
@@ -68,12 +78,19 @@ def _moves(kept: KeptByStep, steps: int) -> str:
     return f"{found[0][1]} tokens until step {found[1][0]:,}, {found[-1][1]} from step {found[-1][0]:,} on"
 
 
-def plan_result(plan: RunPlan, *, fixed: RunPlan | None = None, profile: DeviceProfile | None = None) -> dict[str, Any]:
+def plan_result(
+    plan: RunPlan,
+    *,
+    fixed: RunPlan | None = None,
+    profile: DeviceProfile | None = None,
+    checkpoint_steps: int | None = None,
+) -> dict[str, Any]:
     """A plan as scripts read it.
 
     Args:
         fixed: the same run at a fixed number of workers, and
-        profile: its devices; with both, what each run takes.
+        profile: its devices; with both, what each run takes, and
+        checkpoint_steps: between two checkpoints; with them, what losses of nodes are expected to take is part of it.
     """
     return {
         "steps": plan.steps,
@@ -104,17 +121,25 @@ def plan_result(plan: RunPlan, *, fixed: RunPlan | None = None, profile: DeviceP
             for segment in plan.segments
         ],
         "resizes": [{"step": step, "from": before, "to": after} for step, before, after in plan.resizes],
-        **({} if fixed is None or profile is None else _bill(plan, fixed, profile)),
+        **({} if fixed is None or profile is None else _bill(plan, fixed, profile, checkpoint_steps)),
     }
 
 
-def _bill(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile) -> dict[str, Any]:
-    both = {"": estimate(plan, profile), "_fixed": estimate(fixed, profile)}
+def _bill(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile, checkpoint_steps: int | None) -> dict[str, Any]:
+    both = {"": estimate(plan, profile, checkpoint_steps), "_fixed": estimate(fixed, profile, checkpoint_steps)}
     figures = {f"{key}{of}": value for of, one in both.items() for key, value in asdict(one).items()}
     return {"profile": profile.name, "profile_kind": profile.kind, **figures}
 
 
-def plan_text(name: str, plan: RunPlan, *, optimizer: str, fixed: RunPlan, profile: DeviceProfile | None = None) -> str:
+def plan_text(
+    name: str,
+    plan: RunPlan,
+    *,
+    optimizer: str,
+    fixed: RunPlan,
+    profile: DeviceProfile | None = None,
+    checkpoint_steps: int | None = None,
+) -> str:
     """A plan as people read it; the last arguments as of `plan_result`."""
     rows = _segment_rows(plan)
     if len(rows) > _MOST_ROWS:
@@ -122,11 +147,13 @@ def plan_text(name: str, plan: RunPlan, *, optimizer: str, fixed: RunPlan, profi
         rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", *[""] * (len(rows[0]) - 1)], *rows[-half:]]
     sizes = ["micro batch", "accumulation"] if _grows(plan) else ["accumulation"]
     header = ["steps", "kept length", "workers", *sizes, "lr at the end", "saved by then"]
-    facts = [*_facts(name, plan), ("optimizer", optimizer), *_scaling_facts(plan, fixed, profile)]
+    facts = [*_facts(name, plan), ("optimizer", optimizer), *_scaling_facts(plan, fixed, profile, checkpoint_steps)]
     return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
 
 
-def _scaling_facts(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile | None) -> list[tuple[str, str]]:
+def _scaling_facts(
+    plan: RunPlan, fixed: RunPlan, profile: DeviceProfile | None, checkpoint_steps: int | None
+) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
     if plan.resizes:
         some = [f"{after} from step {step:,}" for step, _, after in plan.resizes[:_MOST_RESIZES]]
@@ -134,8 +161,9 @@ def _scaling_facts(plan: RunPlan, fixed: RunPlan, profile: DeviceProfile | None)
         facts = [("workers", ", ".join([f"{plan.at(0).workers}", *some, *([f"{more} more"] if more else [])]))]
     if profile is None:
         return facts
-    now, then = estimate(plan, profile), estimate(fixed, profile)
-    facts += [("expected", f"{_taken(now)}   by {profile.name} ({profile.kind})")]
+    now, then = (estimate(one, profile, checkpoint_steps) for one in (plan, fixed))
+    losses = ", lost nodes among it" if profile.node_losses_per_hour and checkpoint_steps else ""
+    facts += [("expected", f"{_taken(now)}   by {profile.name} ({profile.kind}){losses}")]
     if plan != fixed:
         facts += [("fixed size", f"{_taken(then)}   on {fixed.at(0).workers} workers")]
     return facts
@@ -199,7 +227,7 @@ def _segment_rows(plan: RunPlan) -> list[list[str]]:
 COMMAND = Command(
     "plan",
     run,
-    add_job,
+    plan_simulated.add_arguments,
     about="Print a run before it starts: segments, layer tokens, FLOPs, learning rate; with a profile, its cost.",
     example="tokendrop plan jobs/paper/gpt3_350m_ltd.yaml scaling.profile=a100-40g-8",
 )
