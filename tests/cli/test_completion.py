@@ -23,7 +23,7 @@ WORDS = {
     ("data", "s"): {"show", "stats"},
     ("bench", "step", "--pre"): {"--preset", "--precision"},
     ("bench", "step", "--precision", ""): {"auto", "bf16", "fp32"},
-    ("plan", "job.yaml", "--"): {"--help", "--json"},
+    ("plan", "job.yaml", "--"): {"--help", "--json", "--seed", "--simulate"},
     ("train", "job.yaml", "--res"): {"--resume"},
     ("plan", "jo"): {"job.yaml", "jobs"},
     ("submit", "job."): {"job.yaml"},
