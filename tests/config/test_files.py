@@ -158,10 +158,35 @@ def test_a_path_that_nothing_could_have_is_refused(tmp_path: Path, job: Path, na
     assert "want " in refusal(job, f"scaling.profile={json.dumps(f'{name}.yaml')}")
 
 
-@pytest.mark.parametrize("key", ["runs_folder", "data.folder", "data.tokenizer"])
+@pytest.mark.parametrize("key", ["runs_folder", "data.tokenizer", "data.cache.folder"])
 def test_a_uri_is_no_folder_of_this_machine(job: Path, key: str) -> None:
     said = refusal(job, f"{key}=s3://key:secret@bucket/runs")
     assert "want a path that all workers share, no URI, got s3://<hidden>@bucket/runs" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            ["data.folder=s3://key:secret@bucket/x"],
+            "data.folder: want credentials in the environment of the nodes, got s3://<hidden>@bucket/x",
+        ),
+        (
+            ["data.folder=s3://bucket/x", "data.reader=ray_data"],
+            "data.reader: 'ray_data' reads from a folder, not from s3://bucket/x; want memory_map, with which each node"
+            " reads a store through its cache",
+        ),
+        (
+            ["data.cache.folder=shards"],
+            "data.cache.folder: want a path from / or ~ on, the same on each node, got shards",
+        ),
+        (["data.cache.max_bytes=0"], "data.cache.max_bytes: want at least 1, got 0"),
+    ],
+)
+def test_a_store_is_read_without_credentials_in_the_job_and_through_a_cache(
+    job: Path, settings: list[str], said: str
+) -> None:
+    assert refusal(job, *settings) == f"{job}: {said}"
 
 
 @pytest.mark.parametrize("key", ["name", "run"])

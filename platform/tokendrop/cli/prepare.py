@@ -4,7 +4,9 @@ import argparse
 
 from tokendrop.cli.arguments import add_job
 from tokendrop.cli.command import Command, Outcome, fail
+from tokendrop.config.files import shown
 from tokendrop.config.load import load_job
+from tokendrop.errors import UserError
 
 
 def run(options: argparse.Namespace) -> Outcome:
@@ -27,6 +29,11 @@ def run(options: argparse.Namespace) -> Outcome:
     from tokendrop.launch.watch import prepare_line
 
     config = with_initial(with_absolute_paths(load_job(options.job, options.overrides)))
+    if config.data.is_stored:
+        raise UserError(
+            f"data.folder: {shown(config.data.folder)} is only read; want a folder here, and then to copy the one that"
+            " this command prints, e.g. by aws s3 cp --recursive"
+        )
     with stopping_in_time():
         connect(name=config.name)
         try:

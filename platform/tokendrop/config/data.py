@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Literal
 
-from tokendrop.config.files import not_a_folder
+from tokendrop.config.files import is_uri, not_a_folder, shown, unusable_path
+from tokendrop.secrets import redact
 
 DataKind = Literal["text", "sentence_pairs", "examples", "images"]
 """What a task reads: documents end to end, pairs of neighbouring runs of sentences, or texts or images with labels."""
@@ -79,6 +80,24 @@ class PairsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """Where each node keeps token shards of a store, for all workers there."""
+
+    folder: str = "~/.cache/tokendrop/shards"
+    """On a disk of the node's own, at best; `~` is the home folder there."""
+    max_bytes: int = 100 * 10**9
+    """Of shards in that folder; those that were needed longest ago go first."""
+
+    def __post_init__(self) -> None:
+        if reason := not_a_folder(self.folder):
+            raise ValueError(f"folder: {reason}")
+        if not self.folder.startswith(("/", "~")):
+            raise ValueError(f"folder: want a path from / or ~ on, the same on each node, got {shown(self.folder)}")
+        if self.max_bytes < 1:
+            raise ValueError(f"max_bytes: want at least 1, got {self.max_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """A corpus, its tokenizer and its held-out parts."""
 
@@ -132,14 +151,15 @@ class DataConfig:
     reader: Literal["memory_map", "ray_data"] = "memory_map"
     """How workers read token shards: mapped from the shared folder, or streamed to them by Ray Data."""
     folder: str = "runs/data"
-    """Prepared token shards are kept below this folder, one folder a corpus, and used again."""
+    """Prepared token shards are kept below this folder, one folder a corpus, and used again. Or the URI of one folder
+    of them in a store (s3://, gs://), copied there whole: workers read it through `cache`, the corpus is not read."""
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    """On each node, what is read of a `folder` in a store."""
 
     def __post_init__(self) -> None:
         if bool(self.corpus) == bool(self.sources):
             raise ValueError("want either corpus, with at least one file, folder, glob or URI, or sources")
-        for key, path in (("folder", self.folder), ("tokenizer", self.tokenizer)):
-            if path is not None and (reason := not_a_folder(path)):
-                raise ValueError(f"{key}: {reason}")
+        self._check_paths()
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names):
             raise ValueError(f"sources: want a name for each, got {', '.join(names)}")
@@ -172,6 +192,26 @@ class DataConfig:
             raise ValueError(f"epoch_samples: want a number of at least 1, of one corpus, got {self.epoch_samples}")
         if not 0 <= self.max_rejected <= 1:
             raise ValueError(f"want 0 <= max_rejected <= 1, got {self.max_rejected:g}")
+
+    def _check_paths(self) -> None:
+        if self.tokenizer is not None and (reason := not_a_folder(self.tokenizer)):
+            raise ValueError(f"tokenizer: {reason}")
+        if reason := unusable_path(self.folder):
+            raise ValueError(f"folder: {reason}")
+        if not self.is_stored:
+            return
+        if redact(self.folder) != self.folder:
+            raise ValueError(f"folder: want credentials in the environment of the nodes, got {shown(self.folder)}")
+        if self.reader != "memory_map":
+            raise ValueError(
+                f"reader: '{self.reader}' reads from a folder, not from {shown(self.folder)}; want memory_map, with"
+                " which each node reads a store through its cache"
+            )
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether `folder` lies in a store, and is only read."""
+        return is_uri(self.folder)
 
     @property
     def held_out_corpora(self) -> dict[HeldOutSplit, tuple[str, ...]]:

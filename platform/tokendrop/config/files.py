@@ -102,9 +102,14 @@ def unusable_path(text: str) -> str | None:
     return None
 
 
+def is_uri(text: str) -> bool:
+    """Whether a text names a place in a store, such as s3://bucket/prefix, and none in this machine's folders."""
+    return "://" in text
+
+
 def not_a_folder(text: str) -> str | None:
     """Why this is no path of a folder or a file that every worker shares; None where it is one."""
-    if "://" in text:
+    if is_uri(text):
         return f"want a path that all workers share, no URI, got {shown(text)}"
     return unusable_path(text)
 

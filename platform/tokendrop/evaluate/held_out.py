@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tokendrop.data.read.batches import HeldOutBatches
+from tokendrop.data.shards.cache import folder_here
 from tokendrop.data.shards.format import Split
 from tokendrop.errors import UserError
 from tokendrop.evaluate.load import load_run, locate
@@ -33,7 +34,7 @@ def held_out_figures(path: Path, split: Split = "validation") -> dict[str, Any] 
     """
     _, run = locate(path)
     config, data = open_run_folder(run)
-    opened = config.task.build(config).open(data)
+    opened = config.task.build(config).open(folder_here(config.data, data))
     ids, rows = opened.held_out(split)
     if len(ids) == 0:
         if split == "test":

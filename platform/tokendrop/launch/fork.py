@@ -36,7 +36,7 @@ _NEW_RUN = "or a new run, with model.init_from for the same weights"
 # Why a key stays as it was, by itself or by a branch that it is in; None where it may be another. The nearest counts.
 _STAYS: dict[str, str | None] = {
     **dict.fromkeys(("name", "run", "runs_folder", "train", "drop", "scaling", "checkpoint", "track", "evaluate")),
-    **dict.fromkeys(("data.folder", "data.reader", "data.max_rejected")),
+    **dict.fromkeys(("data.folder", "data.cache", "data.reader", "data.max_rejected")),
     **dict.fromkeys(("seed", "train.global_batch", "data"), _ORDER),
     "model": _MODEL,
     "task": _TASK,

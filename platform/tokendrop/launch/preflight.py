@@ -138,9 +138,9 @@ def check_read(config: ExperimentConfig, upload: Upload) -> None:
             upload.check_holds(file.name, f"{key}:")
 
     data = config.data
-    for number, source in enumerate(data.mixture):
+    for number, source in enumerate(() if data.is_stored else data.mixture):
         check(data.corpus_key(number), source.corpus)
-    for split, corpus in data.held_out_corpora.items():
+    for split, corpus in [] if data.is_stored else data.held_out_corpora.items():
         check(f"data.{split}_corpus", corpus)
     if data.tokenizer and _is_relative(data.tokenizer):
         upload.check_holds(upload.folder / data.tokenizer, "data.tokenizer:")

@@ -12,9 +12,11 @@ from ray.exceptions import RayTaskError
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.prepare.pipeline import find_corpus, prepare
+from tokendrop.data.prepare.stored import bytes_at_once, stored_shards
 from tokendrop.data.read.row_reader import note_failure
+from tokendrop.data.shards.cache import ShardCache
 from tokendrop.data.shards.format import MANIFEST
-from tokendrop.data.shards.manifest import Manifest, ManifestReader, read_header
+from tokendrop.data.shards.manifest import Manifest, ManifestReader, read_header, read_manifest
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.room import Resources, count_places, resources_of
 from tokendrop.launch.watch import prepare_line
@@ -45,12 +47,12 @@ class Preparation:
     def __init__(self, config: ExperimentConfig, shards: Path | None = None) -> None:
         """
         Args:
-            shards: where all of them are made already; the corpus is not looked at then.
+            shards: where all of them are made already, as they are in a store; the corpus is not looked at then.
         Raises:
-            UserError: the corpus can't be listed.
+            UserError: the corpus can't be listed, or the store does not have what the job wants.
         """
-        self.config, self.shards = config, shards
-        self.folder = shards or find_corpus(config).folder
+        self.config, self.shards = config, shards or stored_shards(config)
+        self.folder = self.shards or find_corpus(config).folder
         self._most_workers = config.most_workers
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
@@ -58,6 +60,8 @@ class Preparation:
     def __enter__(self) -> "Preparation":
         if not (self.folder / MANIFEST).exists():
             log(f"prepare  token shards in {self.folder}")
+        if self.config.data.is_stored:
+            _tell_store(self.config, self.folder)
         self._done = self._pool.submit(self._prepare)
         return self
 
@@ -116,6 +120,17 @@ class Preparation:
             except Exception as error:  # of a disk, or of Ray: the workers would wait for rows that never come
                 note_failure(self.folder, f"{self.folder}: not prepared to the end ({cause_of(error)})")
                 raise
+
+
+def _tell_store(config: ExperimentConfig, folder: Path) -> None:
+    """Say where token shards come from, and where the caches of the nodes are too small for that to be once."""
+    cache, manifest = config.data.cache, read_manifest(folder)
+    log(f"read     {len(manifest.shards)} token shards of {ShardCache(folder).store.name('')} through {folder}")
+    if (size := bytes_at_once(config, manifest)) > cache.max_bytes:
+        log(
+            f"warning  data.cache.max_bytes: {cache.max_bytes:,} for {size:,} bytes that this run goes back to again"
+            " and again: each node fetches them as often; want as many, or one epoch and a smaller data.shuffle_rows"
+        )
 
 
 def can_start(config: ExperimentConfig, manifest: Manifest) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.files import is_uri
 from tokendrop.config.run import EvaluateConfig
 from tokendrop.launch.cluster import in_job_copy
 from tokendrop.output import log
@@ -35,7 +36,7 @@ def absolute_in(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
     """The configuration with absolute paths, relative to `folder` before, of all that is read and written."""
 
     def corpus(entries: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(entry if entry == "python" or "://" in entry else absolute(entry, folder) for entry in entries)
+        return tuple(entry if entry == "python" else absolute(entry, folder) for entry in entries)
 
     data = config.data
     return replace(
@@ -72,8 +73,8 @@ def _existing(place: str | None, folder: Path) -> str | None:
 
 
 def absolute(path: str, folder: Path) -> str:
-    """A path, relative to `folder` or to the home folder (`~`) before."""
-    return str(folder / os.path.expanduser(path))
+    """A path, relative to `folder` or to the home folder (`~`) before; a URI stays as it is."""
+    return path if is_uri(path) else str(folder / os.path.expanduser(path))
 
 
 def tell_place(config: ExperimentConfig) -> None:

@@ -4,11 +4,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokendrop.config import plugin
+from tokendrop.config.data import CacheConfig
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
-from tokendrop.data.prepare.pipeline import check_fits
+from tokendrop.data.prepare.fits import check_fits
+from tokendrop.data.prepare.stored import stored_shards
 from tokendrop.data.shards.files import check_files
-from tokendrop.data.shards.format import MANIFEST
+from tokendrop.data.shards.format import MANIFEST, ORIGIN
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch.results import with_absolute_paths
@@ -26,7 +28,7 @@ MAY_CHANGE = (
     *("train.length", "train.micro_batch", "train.strategy", "train.zero_stage", "train.compile"),
     *("train.tokens_per_micro_batch", "train.activation_checkpointing", "train.profile"),
     # whose token shards are compared by `check_same_rows`
-    *("data.corpus", "data.tokenizer", "data.folder", "data.reader", "data.max_rejected"),
+    *("data.corpus", "data.tokenizer", "data.folder", "data.cache", "data.reader", "data.max_rejected"),
     *("data.validation_corpus", "data.test_corpus", "data.epoch_samples"),
 )
 WITHOUT_DROPOUT = ("train.micro_batch",)
@@ -93,17 +95,22 @@ def _branches(key: str) -> list[str]:
 def shards_at_hand(config: ExperimentConfig, run: Path) -> Path | None:
     """The token shards of `run` where all of them are there; its corpus and its tokenizer may then be gone.
 
-    Below the job's `data.folder`, where they were moved. None where the job names another corpus or tokenizer than the
-    run began with.
+    Below the job's `data.folder`, where they were moved, or of the store that it names. None where the job names
+    another corpus or tokenizer than the run began with.
 
     Raises:
         DamagedDataError: a shard is missing or cut short.
+        UserError: the store does not have them.
     """
     begun, before = open_run_folder(run)
+    if stored := stored_shards(config):
+        return stored
     if _made_of(begun) != _made_of(config):
         return None
     for folder in (before, Path(config.data.folder) / before.name):
-        if (folder / MANIFEST).exists() and (manifest := read_manifest(folder)).header.is_complete:
+        if not (folder / MANIFEST).exists() or (folder / ORIGIN).exists():
+            continue
+        if (manifest := read_manifest(folder)).header.is_complete:
             check_fits(config, manifest)
             check_files(folder, manifest)
             return folder
@@ -113,14 +120,19 @@ def shards_at_hand(config: ExperimentConfig, run: Path) -> Path | None:
 def _made_of(config: ExperimentConfig) -> str:
     """What a job's shards are made of, and how; without secrets, which a run's job.yaml does not have."""
     # less what says only where they lie, and how they are read or counted
-    data = replace(with_absolute_paths(config).data, folder="", reader="memory_map", max_rejected=0, epoch_samples=None)
+    read = {"folder": "", "cache": CacheConfig(), "reader": "memory_map", "max_rejected": 0, "epoch_samples": None}
+    data = replace(with_absolute_paths(config).data, **read)
     return redact(str((asdict(config.task), config.model.kind, config.model.sequence_length, data)))
 
 
 def check_same_rows(run: Path, data: Path) -> None:
     """Raises UserError where the token shards in `data` are known to be other ones than those that `run` began with."""
-    _, before = open_run_folder(run)
-    if before == data or not (before / MANIFEST).exists() or not committed(run / CHECKPOINTS):
+    begun, before = open_run_folder(run)
+    if before == data or not committed(run / CHECKPOINTS):
+        return
+    if not (before / MANIFEST).exists():
+        if begun.data.is_stored and (data / ORIGIN).exists() and before.name != data.name:  # names of what they hold
+            raise UserError(f"data.folder: {run} began with other token shards; want those of {begun.data.folder}")
         return
     was = {shard.file: shard.sha256 for shard in read_manifest(before).shards}
     for shard in read_manifest(data).shards:

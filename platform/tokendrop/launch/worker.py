@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.read.batches import MicroBatches
+from tokendrop.data.shards.cache import folder_here
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
 from tokendrop.launch.decisions import broadcast_from_rank_0, decisions_of
@@ -118,7 +119,8 @@ def batches_of(
 ) -> MicroBatches[Batch]:
     """This worker's share of the training samples, and of the held-out rows."""
     config = spec.config
-    data = config.task.build(config).open(spec.data, tokenizer=spec.run / TOKENIZER)
+    folder = folder_here(config.data, spec.data) if samples is None else spec.data
+    data = config.task.build(config).open(folder, tokenizer=spec.run / TOKENIZER)
     return MicroBatches(
         data.batch,
         train=samples or data.samples,

@@ -12,7 +12,7 @@ from tokendrop.track.parameters import flat
 
 WHERE = (
     *("name", "run", "runs_folder", "scaling", "checkpoint", "track"),
-    *("data.folder", "data.reader", "data.max_rejected", "train.profile"),
+    *("data.folder", "data.cache", "data.reader", "data.max_rejected", "train.profile"),
     "train.tokens_per_micro_batch",  # how many samples run at a time, the same ones with the same draws
     "model.preset",  # whose sizes are keys of their own
 )

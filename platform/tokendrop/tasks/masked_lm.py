@@ -100,7 +100,7 @@ class PairData(RowData):
     def samples(self) -> Samples:
         from tokendrop.data.read.pairs import PairSamples
 
-        return PairSamples(self.rows("train"), self.order, self.config.data.pairs, seed=self.config.seed)
+        return PairSamples(self.rows("train"), self.order, self.config.data.pairs, seed=self.config.seed, end=self.end)
 
     def held_out(self, split: "Split" = "validation") -> HeldOut:
         from tokendrop.data.read.pairs import held_out_pairs

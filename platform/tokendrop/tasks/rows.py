@@ -36,7 +36,7 @@ class RowData(ABC):
         """Training samples by their places in the run."""
         from tokendrop.data.read.row_reader import MappedSamples
 
-        return MappedSamples(self.rows("train"), self.order)
+        return MappedSamples(self.rows("train"), self.order, end=self.end)
 
     def held_out(self, split: "Split" = "validation") -> HeldOut:
         """The first held-out rows, of each source by its weight."""
@@ -57,6 +57,11 @@ class RowData(ABC):
         if split not in self._rows:
             self._rows[split] = Rows(self.shards, split, reader=self._manifest)
         return self._rows[split]
+
+    @property
+    def end(self) -> int:
+        """Samples of the whole run."""
+        return self.config.steps * self.config.train.global_batch
 
     @property
     def order(self) -> "SampleOrder":

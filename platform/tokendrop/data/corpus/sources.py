@@ -59,11 +59,11 @@ def list_files(
     for entry in corpus:
         if entry == "python":
             entry = str(write_python_corpus(cache))
-        with reaching(f"{key}: can't open {_public(entry)}"):
+        with reaching(f"{key}: can't open {public_name(entry)}"):
             found = _stored_files(entry, suffixes) if "://" in entry else _local_files(entry, suffixes)
         if not found:
             wanted = ", ".join(suffixes)
-            raise UserError(f"{key}: no such file, folder or glob: {_public(entry)} (want {wanted})")
+            raise UserError(f"{key}: no such file, folder or glob: {public_name(entry)} (want {wanted})")
         for file in found:
             if not file.name.endswith(suffixes):
                 raise UserError(f"{key}: can't read {file.name}: want {', '.join(suffixes)}")
@@ -133,7 +133,7 @@ def open_store(entry: str) -> tuple[pafs.FileSystem, str, Callable[[str], str]]:
         location, query_mark, query = rest.partition("?")
         uri = f"{scheme}://{quote(location, safe='/%:@*+,;=&$!()~')}{query_mark}{query}"
         store, path = pafs.FileSystem.from_uri(uri)
-    return store, path, lambda found: _public(found if "://" in found else f"{scheme}://{found.lstrip('/')}")
+    return store, path, lambda found: public_name(found if "://" in found else f"{scheme}://{found.lstrip('/')}")
 
 
 def _source(store: pafs.FileSystem, info: pafs.FileInfo, name: str) -> SourceFile:
@@ -197,10 +197,10 @@ def reaching(complaint: str) -> Iterator[None]:
         missing = getattr(error.__cause__, "name", None) or "fsspec"
         raise UserError(f"{complaint}: want a package for it: pip install {missing.partition('.')[0]}") from None
     except Exception as error:
-        raise UserError(f"{complaint} ({_public(' '.join(str(error).split()))})") from None
+        raise UserError(f"{complaint} ({public_name(' '.join(str(error).split()))})") from None
 
 
-def _public(text: str) -> str:
+def public_name(text: str) -> str:
     """In one line, without the credentials that a URI may carry before its host or in its query."""
     text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     without_user = re.sub(r"://(?:[^/@\s]*:[^@\s]*@|[^/@\s]*@)", "://", redact(text).replace(f"{HIDDEN}@", ""))

@@ -15,12 +15,17 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.corpus.image_records import classes_of, list_images
 from tokendrop.data.corpus.records import RecordForm, read_records
 from tokendrop.data.corpus.sources import SourceFile, list_files
-from tokendrop.data.prepare.examples import ExampleForm
+from tokendrop.data.prepare.fits import (
+    check_fits,
+    check_vocabulary,
+    examples_of,
+    row_length_of,
+    sequence_length_of,
+)
 from tokendrop.data.prepare.stages import Work, tokenized
+from tokendrop.data.prepare.stored import stored_shards
 from tokendrop.data.prepare.tokenize import build_tokenize
 from tokendrop.data.prepare.writer import ShardWriter
-from tokendrop.data.read.image_rows import IMAGE_ROW
-from tokendrop.data.read.pair_runs import pair_row_length
 from tokendrop.data.read.row_reader import FAILED, note_failure
 from tokendrop.data.shards.files import check_files
 from tokendrop.data.shards.format import FORMAT, MANIFEST, TOKENIZER, Header
@@ -34,8 +39,6 @@ from tokendrop.data.tokenizer import (
     vocab_size,
 )
 from tokendrop.errors import UserError
-
-_ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences", "examples": "an example", "images": "an image"}
 
 _OF_IMAGES = ("PIL", "torchvision")
 
@@ -93,13 +96,15 @@ def find_corpus(config: ExperimentConfig) -> Corpus:
 def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, tokens: None) -> Path:
     """The folder of a job's token shards, made or finished when it is not whole yet. Needs a running Ray.
 
-    Where another process prepares the same, this one waits for it.
+    Where another process prepares the same, this one waits for it. A `data.folder` in a store is only read.
 
     Args:
         progress: told the documents read and the tokens committed so far.
     Raises:
         UserError: the corpus or the tokenizer is wrong; what is committed stays for the next attempt.
     """
+    if stored := stored_shards(config):
+        return stored
     corpus = find_corpus(config)
     folder = corpus.folder
     if is_complete(folder):  # they may be on storage that is read-only
@@ -110,7 +115,7 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
         check_files(folder, manifest)
         return folder
     tokenizer = _load_or_train(config, corpus)
-    _check_vocabulary(config, vocab_size(tokenizer))
+    check_vocabulary(config, vocab_size(tokenizer))
     with exclusive_lock(folder, while_waiting=lambda: progress(0, 0)):
         (folder / FAILED).unlink(missing_ok=True)
         try:
@@ -130,37 +135,6 @@ def is_complete(folder: Path) -> bool:
     return (folder / MANIFEST).exists() and read_header(folder).is_complete
 
 
-def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:
-    """Raises UserError where a job can't train on these token shards."""
-    data = config.data
-    row = _ROW[config.task.reads].format(config.model.sequence_length + 1)
-    _check_vocabulary(config, manifest.header.vocab_size)
-    train, validation = manifest.committed("train").rows, manifest.committed("validation").rows
-    empty = [("train", "less", data.corpus_key(number)) for number, rows in enumerate(train) if not rows]
-    for split in data.held_out_corpora:
-        if not any(manifest.committed(split).rows):
-            raise UserError(f"data.{split}_corpus: its documents make no row of {row}; want more text")
-    if not any(validation):
-        empty.append(("validation", "more", data.corpus_key(0)))
-    if data.epoch_samples not in (None, sum(train)):
-        raise UserError(
-            f"data.epoch_samples: this corpus makes {sum(train):,} training samples ({manifest.header.rejected:,}"
-            f" documents were rejected), the job says {data.epoch_samples:,}; want data.epoch_samples={sum(train)}"
-        )
-    for split, remedy, key in empty:
-        raise UserError(
-            f"{key}: its documents make no {split} row of {row}; want more text,"
-            f" or a data.validation_share {remedy} than {data.validation_share:g}"
-        )
-
-
-def _check_vocabulary(config: ExperimentConfig, size: int) -> None:
-    if config.task.reads == "images":
-        return  # its labels were counted
-    if size > config.model.vocab_size:
-        raise UserError(f"model.vocab_size: want at least the tokenizer's {size} tokens, got {config.model.vocab_size}")
-
-
 def _fingerprint(
     config: ExperimentConfig, files: Iterable[SourceFile], sources: Iterable[str], splits: Sequence[str]
 ) -> str:
@@ -169,7 +143,7 @@ def _fingerprint(
     parts = [
         FORMAT,
         config.model.kind,
-        _sequence_length(config),
+        sequence_length_of(config),
         [(source.name, source.only) for source in data.mixture],
         (data.text_key, data.subset_key, data.max_document_bytes),
         (data.validation_share, data.test_share, data.rows_per_shard, data.pairs.short_share),
@@ -179,7 +153,7 @@ def _fingerprint(
     ]
     if any(splits):
         parts.append([*splits])
-    if examples := _examples(config):
+    if examples := examples_of(config):
         parts.append([config.task.columns, astuple(examples)])
     if config.task.reads == "images":
         parts.append([config.task.columns, getattr(config.task, "labels", ()), config.model.vocab_size])
@@ -224,15 +198,6 @@ def _form(config: ExperimentConfig, source: str) -> RecordForm:
     return RecordForm.of(config.data, one, columns=config.task.columns, images=config.task.reads == "images")
 
 
-def _examples(config: ExperimentConfig) -> ExampleForm | None:
-    return ExampleForm.of(config.task, config.model.sequence_length) if config.task.reads == "examples" else None
-
-
-def _sequence_length(config: ExperimentConfig) -> int:
-    """What shards depend on: images are kept as their files are, whatever the model makes of them."""
-    return 1 if config.task.reads == "images" else config.model.sequence_length
-
-
 def _labels(config: ExperimentConfig, corpus: Corpus) -> list[str]:
     """The classes of images in their order.
 
@@ -250,23 +215,14 @@ def _labels(config: ExperimentConfig, corpus: Corpus) -> list[str]:
     return sorted(folders)
 
 
-def _row_length(config: ExperimentConfig) -> int:
-    if examples := _examples(config):
-        return examples.row_length
-    if config.task.reads == "images":
-        return IMAGE_ROW
-    length = config.model.sequence_length
-    return length + 1 if config.task.reads == "text" else pair_row_length(length)
-
-
 def _begin(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    folder, length, kind = corpus.folder, _sequence_length(config), config.task.reads
+    folder, length, kind = corpus.folder, sequence_length_of(config), config.task.reads
     atomic_write(folder / TOKENIZER, tokenizer.to_str(pretty=True).encode())
     header = Header(
         format=FORMAT,
         kind=kind,
         sequence_length=length,
-        row_length=_row_length(config),
+        row_length=row_length_of(config),
         vocab_size=vocab_size(tokenizer),
         tokenizer_sha256=hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest(),
         sources=tuple(source.name for source in config.data.mixture),
@@ -286,7 +242,7 @@ def _write(config: ExperimentConfig, corpus: Corpus, tokenizer: Tokenizer, progr
 
         tokenize = build_image_rows(config.data, labels_of(tokenizer))
     else:
-        tokenize = build_tokenize(config.data, tokenizer, config.task.reads, _examples(config))
+        tokenize = build_tokenize(config.data, tokenizer, config.task.reads, examples_of(config))
     for block in tokenized(work, tokenize):
         writer.add(block)
         progress(writer.documents, writer.tokens)

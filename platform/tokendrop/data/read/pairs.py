@@ -89,8 +89,10 @@ class PairMaker:
 class PairSamples(MappedSamples):
     """Training samples of sentence pairs by their positions in the run."""
 
-    def __init__(self, rows: Rows, order: SampleOrder, config: PairsConfig, *, seed: int) -> None:
-        super().__init__(rows, order)
+    def __init__(
+        self, rows: Rows, order: SampleOrder, config: PairsConfig, *, seed: int, end: int | None = None
+    ) -> None:
+        super().__init__(rows, order, end=end)
         self.config, self.seed = config, seed
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

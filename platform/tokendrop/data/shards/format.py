@@ -27,6 +27,8 @@ from tokendrop.errors import DamagedDataError
 
 FORMAT = 5
 MANIFEST, SHARDS, TOKENIZER, REJECTED = "manifest.json", "shards.jsonl", "tokenizer.json", "rejected.parquet"
+ORIGIN = "origin.json"
+"""In a folder of token shards: that it is a copy on this node, whose shards come from a store when they are read."""
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -223,5 +225,7 @@ def damaged(path: Path, reason: Exception | str) -> DamagedDataError:
 
 def remedy(folder: Path) -> str:
     """What to do about damage in a folder; nothing where it is not one that preparation made."""
+    if (folder / ORIGIN).is_file():
+        return f"remove {folder}, and its shards come from their store again"
     is_ours = _FOLDER.fullmatch(folder.name) and ((folder / MANIFEST).is_file() or (folder / SHARDS).is_file())
     return f"remove {folder} and prepare the data again" if is_ours else ""

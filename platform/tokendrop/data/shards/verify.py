@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from tokendrop.data.shards.files import DIFFERS, difference, map_shard
-from tokendrop.data.shards.format import TOKENIZER, ShardFile, remedy, row_checksum
+from tokendrop.data.shards.format import ORIGIN, TOKENIZER, ShardFile, remedy, row_checksum
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import DamagedDataError
 
@@ -41,13 +41,17 @@ class Verification:
 def verify(folder: Path, *, progress: Progress = lambda done, size: None) -> Verification:
     """Compare every committed shard and the tokenizer with their checksums; those of rows tell where a shard differs.
 
+    Where shards come from a store when they are read, those that are here are compared.
+
     Args:
         progress: told the bytes read and those that there are.
     Raises:
         DamagedDataError: the manifest, which has the checksums, can't be read.
     """
     manifest = read_manifest(folder)
-    shards, size = manifest.shards, sum(shard.bytes for shard in manifest.shards)
+    is_cache = (folder / ORIGIN).exists()
+    shards = [shard for shard in manifest.shards if not is_cache or (folder / shard.file).exists()]
+    size = sum(shard.bytes for shard in shards)
     wrong: list[Damage] = []
     if what := difference(folder / TOKENIZER, manifest.header.tokenizer_sha256):
         wrong.append(Damage(file=TOKENIZER, what=what))
