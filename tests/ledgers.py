@@ -2,10 +2,12 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiny import experiment
@@ -40,7 +42,16 @@ class Run:
         committed = read_manifest(self.folder / "data").committed("train")
         return self.order.sample_ids(np.arange((step - 1) * BATCH, step * BATCH), committed).tolist()
 
-    def attempt(self, world_size: int, *, start: int, end: int = STEPS, written: int = 4, saved: bool = True) -> int:
+    def attempt(
+        self,
+        world_size: int,
+        *,
+        start: int,
+        end: int = STEPS,
+        written: int = 4,
+        saved: bool = True,
+        gathers: bool = False,
+    ) -> int:
         """Workers that record and commit up to `end`, as in `record_attempt`; the step of the last checkpoint."""
         split = replace(self.config.plan.batch, world_size=world_size)
         size = split.micro_batch
@@ -52,7 +63,14 @@ class Run:
 
         steps = range(start + 1, end + 1)
         done = record_attempt(
-            self.folder, steps, shares, lambda step: report(step, world_size), world_size, written=written, saved=saved
+            self.folder,
+            steps,
+            shares,
+            lambda step: report(step, world_size),
+            world_size,
+            written=written,
+            saved=saved,
+            gathers=gathers,
         )
         for step in done:
             self.checkpoint(step)
@@ -64,6 +82,28 @@ class Run:
         write_meta(folder, {"step": step}, {})
 
 
+class LostRankError(Exception):
+    """A rank has not given what rank 0 waits for."""
+
+
+def gathering(world_size: int) -> list[Callable[[pa.Table], list[pa.Table]]]:
+    """Of each rank, how it gives its ledger to rank 0, which is asked last."""
+    given: list[pa.Table] = []
+
+    def give(own: pa.Table) -> list[pa.Table]:
+        given.append(own)
+        return []
+
+    def take(own: pa.Table) -> list[pa.Table]:
+        tables = [own, *given]
+        given.clear()
+        if len(tables) < world_size:
+            raise LostRankError
+        return tables
+
+    return [take, *[give] * (world_size - 1)]
+
+
 def record_attempt(
     folder: Path,
     steps: range,
@@ -73,6 +113,7 @@ def record_attempt(
     *,
     written: int,
     saved: bool,
+    gathers: bool = False,
 ) -> list[int]:
     """Workers that record and commit as the loop does; the steps of the checkpoints that they committed.
 
@@ -80,17 +121,23 @@ def record_attempt(
         shares: the samples of each rank in a step.
         written: ranks that have written their part of the last commit when they end.
         saved: whether that commit's checkpoint is committed too.
+        gathers: whether rank 0 writes the ledger of all, as in runs; else each rank its own.
     """
-    journals = [Journal(folder, rank=rank, world_size=world_size, start=steps.start - 1) for rank in range(world_size)]
+    ways = gathering(world_size) if gathers else [lambda own: [own]] * world_size
+    start = steps.start - 1
+    journals = [
+        Journal(folder, rank=rank, world_size=world_size, start=start, gather=way) for rank, way in enumerate(ways)
+    ]
     done: list[int] = []
     for step in steps:
-        for journal, ids in zip(journals, shares(step), strict=True):
+        for journal, ids in reversed([*zip(journals, shares(step), strict=True)]):  # rank 0 last: others give to it
             journal.record(report_of(step), ids)
         if step % SAVE_EVERY:
             continue
         is_last = step + SAVE_EVERY >= steps.stop
-        for journal in journals[: written if is_last else None]:
-            journal.commit(step)
+        for journal in reversed(journals[: written if is_last else None]):
+            with suppress(LostRankError):
+                journal.commit(step)
         if not is_last or (saved and written >= world_size):
             done.append(step)
     return done

@@ -15,10 +15,11 @@ from tokendrop.track import audit as audit_module
 from tokendrop.track.audit import Audit, Fault, Stretch, audit
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, read_ledger
 
-# an attempt: world size, its last step, ranks that had written their part of the last commit by then, and whether
-# that commit's checkpoint was committed
+# an attempt: world size, its last step, ranks that had written their part of the last commit by then, whether that
+# commit's checkpoint was committed, and whether rank 0 writes the ledger of all
 attempts = st.lists(
-    st.tuples(st.sampled_from(WORLD_SIZES), st.integers(1, STEPS), st.integers(0, 4), st.booleans()), max_size=4
+    st.tuples(st.sampled_from(WORLD_SIZES), st.integers(1, STEPS), st.integers(0, 4), st.booleans(), st.booleans()),
+    max_size=4,
 )
 shapes = st.sampled_from([(50,), (13,), (3, 40), (7, 30, 11)])
 windows = st.sampled_from([0, 5, 16, 1000])
@@ -47,8 +48,8 @@ def test_a_ledger_is_clean_whoever_died_when_at_whatever_world_sizes(
 ):
     run = make_run(tmp_path_factory.mktemp("run") / "lr=0.1", rows=rows, window=window)
     start = 0
-    for size, last, written, saved in deaths:
-        start = run.attempt(size, start=start, end=last, written=written, saved=saved)
+    for size, last, written, saved, gathers in deaths:
+        start = run.attempt(size, start=start, end=last, written=written, saved=saved, gathers=gathers)
     start = run.attempt(world_size, start=start, end=max(start, end))
 
     found = audited(run, block)

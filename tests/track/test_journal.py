@@ -3,13 +3,15 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ledgers import record_attempt
+from ledgers import gathering, record_attempt
+from tokendrop.track import journal as journal_module
 from tokendrop.track.journal import (
     LEDGER,
     METRICS,
@@ -21,6 +23,7 @@ from tokendrop.track.journal import (
     read_ledger,
     read_steps,
 )
+from tokendrop.track.parts import span_of
 from tokendrop.train.report import StepReport
 
 STEPS_IN_ALL, GLOBAL_BATCH = 12, 4
@@ -50,13 +53,14 @@ def samples(step: int, rank: int, world_size: int) -> list[int]:
     return list(range(first + rank, first + GLOBAL_BATCH, world_size))
 
 
-# an attempt: world size, step in which it dies, ranks that had written their part of the last commit by then, and
-# whether that commit's checkpoint was committed
+# an attempt: world size, step in which it dies, ranks that had written their part of the last commit by then, whether
+# that commit's checkpoint was committed, and whether rank 0 writes the ledger of all
 attempts = st.lists(
     st.tuples(
         st.sampled_from([1, 2, 4]),
         st.integers(1, STEPS_IN_ALL),
         st.integers(0, 4),
+        st.booleans(),
         st.booleans(),
     ),
     max_size=4,
@@ -64,7 +68,14 @@ attempts = st.lists(
 
 
 def run_attempt(
-    folder: Path, *, start: int, world_size: int, dies_in: int = STEPS_IN_ALL + 1, written: int = 4, saved: bool = True
+    folder: Path,
+    *,
+    start: int,
+    world_size: int,
+    dies_in: int = STEPS_IN_ALL + 1,
+    written: int = 4,
+    saved: bool = True,
+    gathers: bool = True,
 ) -> int:
     """Workers that record and commit as the loop does; the step of the last checkpoint when they end."""
     done = record_attempt(
@@ -75,20 +86,33 @@ def run_attempt(
         world_size,
         written=written,
         saved=saved,
+        gathers=gathers,
     )
     return max(done, default=start)
 
 
-@given(attempts, st.sampled_from([1, 2, 4]))
+@given(attempts, st.sampled_from([1, 2, 4]), st.sampled_from([1, 3 * GLOBAL_BATCH - 1, 2**20]))
 @settings(max_examples=40)
 def test_every_step_and_sample_is_recorded_once_however_often_workers_die(
-    tmp_path_factory: pytest.TempPathFactory, deaths: list[tuple[int, int, int, bool]], last_world_size: int
+    tmp_path_factory: pytest.TempPathFactory,
+    deaths: list[tuple[int, int, int, bool, bool]],
+    last_world_size: int,
+    most_samples: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     start = 0
-    for world_size, dies_in, written, saved in deaths:
-        start = run_attempt(folder, start=start, world_size=world_size, dies_in=dies_in, written=written, saved=saved)
-    run_attempt(folder, start=start, world_size=last_world_size)
+    with patch.object(journal_module, "_MOST_SAMPLES", most_samples):
+        for world_size, dies_in, written, saved, gathers in deaths:
+            start = run_attempt(
+                folder,
+                start=start,
+                world_size=world_size,
+                dies_in=dies_in,
+                written=written,
+                saved=saved,
+                gathers=gathers,
+            )
+        run_attempt(folder, start=start, world_size=last_world_size)
 
     rows, ledger = read_steps(folder), read_ledger(folder)
     assert [row["step"] for row in rows] == list(range(1, STEPS_IN_ALL + 1))
@@ -100,6 +124,42 @@ def test_every_step_and_sample_is_recorded_once_however_often_workers_die(
             assert entry["sample_ids"] == samples(row["step"], entry["rank"], row["world_size"])
     trained = sorted(sample for entry in ledger for sample in entry["sample_ids"])
     assert trained == list(range(STEPS_IN_ALL * GLOBAL_BATCH))
+
+
+BATCH_OF_MANY, BOUND = 1024, 2500
+
+
+@given(st.sets(st.integers(1, 8), min_size=1))
+@example({8})
+@example({3, 8})  # just where so many samples have come together
+@settings(max_examples=3)
+def test_parts_are_as_many_and_as_large_at_any_world_size_and_no_larger_than_a_bound(
+    tmp_path_factory: pytest.TempPathFactory, commits: set[int]
+) -> None:
+    """One a commit, and one for each time that so many samples have come together since the last one."""
+    spans: list[list[tuple[int, int] | None]] = []
+    for world_size in (4, BATCH_OF_MANY):
+        folder, share = tmp_path_factory.mktemp("run"), BATCH_OF_MANY // world_size
+        with patch.object(journal_module, "_MOST_SAMPLES", BOUND):
+            ranks = [
+                Journal(folder, rank=rank, world_size=world_size, start=0, gather=way)
+                for rank, way in enumerate(gathering(world_size))
+            ]
+            for step in range(1, max(commits) + 1):
+                for rank in reversed(range(world_size)):
+                    ranks[rank].record(report(step), [step * BATCH_OF_MANY + rank] * share)
+                for journal in reversed(ranks) if step in commits else ():
+                    journal.commit(step)
+        for dataset, most_rows in ((STEPS, BOUND), (LEDGER, BOUND + BATCH_OF_MANY)):
+            parts = sorted((folder / dataset).iterdir())
+            assert len(parts) <= len(commits) + max(commits) * BATCH_OF_MANY // BOUND
+            assert all(pq.read_metadata(part).num_rows <= most_rows for part in parts)
+            spans.append([span_of(part) for part in parts])
+        held = [sum(map(len, pq.read_table(part)["sample_ids"].to_pylist())) for part in parts]
+        assert max(held) < BOUND + BATCH_OF_MANY
+        assert sum(held) == max(commits) * BATCH_OF_MANY
+    assert spans[:1] * 4 == spans
+    assert None not in spans[0]
 
 
 def test_a_part_half_written_is_not_read_and_is_removed_by_the_next_attempt(tmp_path: Path) -> None:

@@ -4,11 +4,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import DamagedDataError
+from tokendrop.launch.collectives import broadcast_from_rank_0
 from tokendrop.track.decisions import DECISIONS, note_decision, with_decisions
 from tokendrop.train.adaptive import Decisions
 from tokendrop.train.reader import from_rank_0
@@ -37,12 +35,3 @@ def decisions_of(config: ExperimentConfig, run: Path, *, rank: int, group: Any, 
         agree=broadcast_from_rank_0,  # not by that group, on which a checkpoint may just be saved
         record=partial(note_decision, run) if rank == 0 else lambda schedule, decision: None,
     )
-
-
-def broadcast_from_rank_0(number: int) -> int:
-    """The number that rank 0 calls this with; called by all ranks at once."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return number
-    said = torch.tensor(number)
-    dist.broadcast(said, 0)
-    return int(said)

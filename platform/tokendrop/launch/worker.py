@@ -14,7 +14,8 @@ from tokendrop.data.read.batches import MicroBatches
 from tokendrop.data.shards.cache import folder_here
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
-from tokendrop.launch.decisions import broadcast_from_rank_0, decisions_of
+from tokendrop.launch.collectives import broadcast_from_rank_0, gather_on_rank_0
+from tokendrop.launch.decisions import decisions_of
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
@@ -76,7 +77,7 @@ def run_worker(
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)
-    journal = Journal(spec.run, rank=rank, world_size=world_size, start=start, timings=timings)
+    journal = Journal(spec.run, rank=rank, world_size=world_size, start=start, timings=timings, gather=gather_on_rank_0)
     components = TrainComponents(
         engine=engine,
         dropping=dropping,

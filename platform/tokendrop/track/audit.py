@@ -15,7 +15,8 @@ from tokendrop.data.read.row_reader import sample_order
 from tokendrop.data.shards.format import MANIFEST, SHARDS, Committed
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, read_part, span_of
+from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA
+from tokendrop.track.parts import read_part, span_of
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.checkpoint_index import latest_checkpoint, read_meta
 

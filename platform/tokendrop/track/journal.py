@@ -2,48 +2,57 @@
 
 import json
 import os
-import re
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TextIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tokendrop.errors import DamagedDataError
+from tokendrop.track.parts import OF_VALIDATION, read_all, span_of, write_part
 from tokendrop.train.report import StepReport
 
 STEPS, LEDGER, METRICS = "steps.parquet", "ledger.parquet", "metrics.jsonl"
-_PART = re.compile(r"(\d+)-(\d+)-rank\d+\.parquet")
-_NO_KEYS: Any = None  # a folder named key=value above the run is no column
-_OF_VALIDATION = ("val_loss", "val_figures")  # null at other steps
 _FLUSH_S, _TAIL_BYTES, _SPAN_BYTES = 0.5, 4096, 2**16
 _STEP_LINE = b'{"step"'  # so begins the line of a step
-_ROW_GROUP = 1024  # steps; who reads a few of them reads no more than such a group
+_MOST_SAMPLES = 2**20  # of all ranks, in a part: what an audit looks at in one go
 
 
 class Journal:
     """`Recorder` that writes the run folder.
 
     steps.parquet and ledger.parquet are Parquet datasets, folders to which every commit adds one part, so a crash
-    can't damage what was committed. metrics.jsonl is appended to as steps happen, for those who watch.
+    can't damage what was committed. A part more is added whenever a million samples have come together since the last
+    one, so parts are no larger than that, or than a step. metrics.jsonl is appended to as steps happen, for those who
+    watch.
     """
 
     def __init__(
-        self, folder: Path, *, rank: int, world_size: int, start: int, timings: Sequence[tuple[str, float]] = ()
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        world_size: int,
+        start: int,
+        timings: Sequence[tuple[str, float]] = (),
+        gather: Callable[[pa.Table], Sequence[pa.Table]] = lambda own: [own],
     ) -> None:
         """
         Args:
             timings: what these workers went through before their first step, in order, each with the time at its end.
+            gather: called by all ranks at once; returns on rank 0 what all of them gave, and nothing on the others.
+                Without it each rank writes a ledger of its own.
         """
         self.folder, self.rank, self.world_size, self.start, self.timings = folder, rank, world_size, start, timings
+        self.gather = gather
         self._paused: dict[str, Any] | None = None
         self._reports: list[StepReport] = []
+        self._steps: list[int] = []
         self._samples: list[list[int]] = []
+        self._held = 0
+        """Samples of all ranks since the last part."""
         self._live: TextIO | None = None
         if rank == 0:
             self._paused = _pause_at(folder, start)
@@ -55,29 +64,42 @@ class Journal:
         self._flushed = time.monotonic()
 
     def record(self, report: StepReport, sample_ids: Sequence[int]) -> None:
-        self._reports.append(report)
+        if self.rank == 0:
+            self._reports.append(report)
+        self._steps.append(report.step)
         self._samples.append(list(sample_ids))
         if self._paused is not None:
             self._tell(self._resize(self._paused, time.time()))
             self._paused = None
         self._tell(asdict(report))
+        self._held += len(sample_ids) * self.world_size
+        if self._held >= _MOST_SAMPLES:  # ranks have as many each, so all of them come here at the same step
+            self._write(report.step)
 
     def commit(self, step: int) -> None:
         if self.rank == 0:
             self._flush()
+        if step > self.start:
+            self._write(step)
+
+    def _write(self, step: int) -> None:
+        """Add a part of the steps since the last one to each dataset."""
+        span = {"start": self.start, "end": step, "rank": self.rank}
+        if self.rank == 0:
             rows = [asdict(report) for report in self._reports]
             for row in rows:
                 row["val_figures"] = None if row["val_figures"] is None else [*row["val_figures"].items()]
-            self._write(STEPS, step, pa.Table.from_pylist(rows, _STEPS_SCHEMA))
-        steps = [report.step for report in self._reports]
+            write_part(self.folder / STEPS, pa.Table.from_pylist(rows, _STEPS_SCHEMA), **span)
         ledger = {
-            "step": steps,
-            "rank": [self.rank] * len(steps),
-            "world_size": [self.world_size] * len(steps),
+            "step": self._steps,
+            "rank": [self.rank] * len(self._steps),
+            "world_size": [self.world_size] * len(self._steps),
             "sample_ids": self._samples,
         }
-        self._write(LEDGER, step, pa.table(ledger, schema=LEDGER_SCHEMA))
-        self._reports, self._samples, self.start = [], [], step
+        if ledgers := self.gather(pa.table(ledger, schema=LEDGER_SCHEMA)):
+            table = pa.concat_tables(ledgers).sort_by(_BY_STEP)
+            write_part(self.folder / LEDGER, table, **span, rows_of_step=len(ledgers))
+        self._reports, self._steps, self._samples, self._held, self.start = [], [], [], 0, step
 
     def pause(self, step: int, *, checkpoint_s: float) -> None:
         self._tell({"paused_at": step, "world_size": self.world_size, "checkpoint_s": checkpoint_s})
@@ -90,14 +112,6 @@ class Journal:
         pause_s = paused["checkpoint_s"] + now - paused["time"]
         sizes = {"from": paused["world_size"], "to": self.world_size}
         return {"resize_at": paused["paused_at"], **sizes, "pause_s": pause_s, "parts_s": parts}
-
-    def _write(self, dataset: str, step: int, table: pa.Table) -> None:
-        folder = self.folder / dataset
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{self.start:09}-{step:09}-rank{self.rank}.parquet"
-        partial = folder / f".{path.name}"
-        pq.write_table(table, partial, row_group_size=_ROW_GROUP, write_page_checksum=True)
-        partial.rename(path)
 
     def _tell(self, line: dict[str, Any]) -> None:
         if self._live is None:
@@ -127,12 +141,6 @@ def _note(folder: Path, line: dict[str, Any]) -> None:
         live.write("\n" + json.dumps({**line, "time": time.time()}) + "\n")
 
 
-def span_of(part: Path) -> tuple[int, int] | None:
-    """The steps start < step <= end that a part tells of, by its name; None for a file with another name."""
-    name = _PART.fullmatch(part.name)
-    return (int(name[1]), int(name[2])) if name and int(name[1]) < int(name[2]) else None
-
-
 def uncommitted_parts(folder: Path, step: int) -> Iterator[Path]:
     """Parts of steps from `step` on: written before a checkpoint that was never committed, or that is damaged."""
     for dataset in (STEPS, LEDGER):
@@ -158,43 +166,13 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
 
 def steps_table(folder: Path) -> pa.Table:
     """The same rows as columns, for readers of many runs; raises as `read_part` does."""
-    return _read_all(folder / STEPS, _STEPS_SCHEMA).sort_by("step")
+    return read_all(folder / STEPS, _STEPS_SCHEMA).sort_by("step")
 
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
     """One row for each recorded step and rank: step, rank, world_size, sample_ids; raises as `read_part` does."""
-    ledger = _read_all(folder / LEDGER, LEDGER_SCHEMA)
-    return ledger.sort_by([("step", "ascending"), ("rank", "ascending")]).to_pylist()
-
-
-def read_part(part: Path, schema: pa.Schema, bounds: Sequence[tuple[str, str, int]] = ()) -> pa.Table:
-    """The rows of a part within bounds, such as ("step", ">", 3).
-
-    Raises:
-        DamagedDataError: it can't be read, or lacks values.
-    """
-    try:
-        table = pq.read_table(
-            part, schema=schema, filters=list(bounds) or None, partitioning=_NO_KEYS, page_checksum_verification=True
-        )
-        if any(table.column(name).null_count for name in schema.names if name not in _OF_VALIDATION):
-            raise ValueError("a value is missing")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        what = part.parent.name.removesuffix(".parquet")
-        raise DamagedDataError(f"{part}: this part of the {what} is damaged ({reason})") from None
-    return table
-
-
-def _read_all(dataset: Path, schema: pa.Schema) -> pa.Table:
-    """All parts of a dataset; files with other names are told of, and left out."""
-    tables = [schema.empty_table()]
-    for part in sorted(dataset.glob("[!.]*")):
-        if span_of(part):
-            tables.append(read_part(part, schema))
-        else:
-            print(f"note     {part}: left out, for it is not named as a part of a run's record", file=sys.stderr)
-    return pa.concat_tables(tables)
+    ledger = read_all(folder / LEDGER, LEDGER_SCHEMA)
+    return ledger.sort_by(_BY_STEP).to_pylist()
 
 
 class MetricsTail:
@@ -258,7 +236,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _fits(key: str, value: Any) -> bool:
-    if key in _OF_VALIDATION and value is None:
+    if key in OF_VALIDATION and value is None:
         return True
     if key in ("parts_s", "val_figures"):
         return isinstance(value, dict) and all(isinstance(one, int | float) for one in value.values())
@@ -281,6 +259,7 @@ _STEPS_SCHEMA = pa.schema(
     + [(name, pa.float64()) for name in ("loss", "val_loss", "grad_norm", "lr", "flops", "data_time_s", "step_time_s")]
     + [("val_figures", pa.map_(pa.string(), pa.float64()))]
 )
+_BY_STEP = [("step", "ascending"), ("rank", "ascending")]
 LEDGER_SCHEMA = pa.schema(
     [
         ("step", pa.int64()),

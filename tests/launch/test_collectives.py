@@ -1,0 +1,40 @@
+"""What workers tell rank 0 reaches it in the order of ranks, and nobody else."""
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+from groups import together
+from tokendrop.launch.collectives import gather_on_rank_0
+from tokendrop.track.journal import LEDGER, Journal, read_ledger
+from tokendrop.train.report import StepReport
+
+STEPS, EACH = 3, 2
+
+
+def test_one_process_alone_is_rank_0() -> None:
+    assert gather_on_rank_0("own") == ["own"]
+
+
+def test_rank_0_writes_the_ledger_of_a_group_and_no_other_rank_does(tmp_path: Path) -> None:
+    together(3, record, tmp_path)
+    rows = [(row["step"], row["rank"], row["sample_ids"]) for row in read_ledger(tmp_path)]
+    assert rows == [(step, rank, ids_of(step, rank)) for step in range(1, STEPS + 1) for rank in range(3)]
+    assert len(list((tmp_path / LEDGER).iterdir())) == 1
+
+
+def ids_of(step: int, rank: int) -> list[int]:
+    return [100 * step + EACH * rank + place for place in range(EACH)]
+
+
+def record(run: Path) -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    numbers = dict.fromkeys(("loss", "grad_norm", "lr", "flops", "data_time_s", "step_time_s"), 1.0)
+    counts = dict.fromkeys(("kept_length", "tokens", "layer_tokens"), 1)
+    journal = Journal(run, rank=rank, world_size=world_size, start=0, gather=gather_on_rank_0)
+    for step in range(1, STEPS + 1):
+        report = StepReport(step=step, world_size=world_size, val_loss=None, **numbers, **counts)
+        journal.record(report, ids_of(step, rank))
+    journal.commit(STEPS)
+    gathered = gather_on_rank_0(rank)
+    assert gathered == ([*range(world_size)] if rank == 0 else [])
