@@ -37,7 +37,8 @@ class StandbyPool:
 
     def __init__(self, control: RunControl) -> None:
         self.control = control
-        self._actors: list[tuple[str, Any]] = []
+        self._actors: dict[str, list[Any]] = {}
+        """By node."""
         self._importing: list[Any] = []
         self._started_for: tuple[float, int] | None = None
         self._sync_actors = _MadeAhead(worker_group.SynchronizationActor)
@@ -45,7 +46,7 @@ class StandbyPool:
     @property
     def nodes(self) -> list[str]:
         """The node of each process."""
-        return [node for node, _ in self._actors]
+        return [node for node, actors in self._actors.items() for _ in actors]
 
     @property
     def is_ready(self) -> bool:
@@ -71,21 +72,22 @@ class StandbyPool:
         actor = ray.remote(num_cpus=0, runtime_env=WorkerGroup._get_worker_runtime_env({}))(RayTrainWorker)
         for node in nodes:
             home = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._actors.append((node, actor.options(scheduling_strategy=home).remote()))
-        self._importing = [one.execute.remote(import_all, _IMPORTS) for _, one in self._actors]
+            self._actors.setdefault(node, []).append(actor.options(scheduling_strategy=home).remote())
+        self._importing = [one.execute.remote(import_all, _IMPORTS) for some in self._actors.values() for one in some]
         self._importing += self._sync_actors.start_next()
 
     def take(self, node: str) -> Any:
         """A process of this node, which is a worker from now on; None where there is none."""
-        at = next((i for i, (home, _) in enumerate(self._actors) if home == node), None)
-        return None if at is None else self._actors.pop(at)[1]
+        actors = self._actors.get(node)
+        return actors.pop(0) if actors else None
 
     def end(self) -> None:
         """End the processes that stand by still."""
-        for _, actor in self._actors:
-            ray.kill(actor)
+        for actors in self._actors.values():
+            for actor in actors:
+                ray.kill(actor)
         self._sync_actors.end_next()
-        self._actors, self._importing = [], []
+        self._actors, self._importing = {}, []
 
 
 class _MadeAhead:
@@ -129,14 +131,16 @@ class StandbyWorkerGroup(WorkerGroup):
     ) -> list[Worker]:
         placed = time.time()
         workers: list[Worker] = []
-        for index, node in placement_group_table(placement_group)["bundles_to_node_id"].items():
-            if actor := self.pool.take(node):
-                with contextlib.suppress(RayError):
-                    known: Any = ray.get(actor.get_metadata.remote(), timeout=_READY_S)
-                    workers.append(Worker(actor, known, resources_per_worker, placement_group_bundle_index=index))
+        places = placement_group_table(placement_group)["bundles_to_node_id"].items()
+        taken = [(index, actor) for index, node in places if (actor := self.pool.take(node))]
+        told = [actor.get_metadata.remote() for _, actor in taken]  # of all at once: one by one takes a while for many
+        for (index, actor), one in zip(taken, told, strict=True):
+            with contextlib.suppress(RayError):
+                known: Any = ray.get(one, timeout=_READY_S)
+                workers.append(Worker(actor, known, resources_per_worker, placement_group_bundle_index=index))
         self.pool.end()
-        taken = {worker.placement_group_bundle_index for worker in workers}
-        if missing := [index for index in range(num_workers) if index not in taken]:
+        filled = {worker.placement_group_bundle_index for worker in workers}
+        if missing := [index for index in range(num_workers) if index not in filled]:
             workers += super()._create_workers(len(missing), placement_group, resources_per_worker, missing)
         control = self.pool.control
         control.train([*control.timings, ("placement", placed), ("processes", time.time())])

@@ -55,14 +55,16 @@ def gpu_of_this_worker() -> Gpu:
 
 def check_gpus(gpus: Sequence[Gpu]) -> None:
     """Raises UserError where a worker has no GPU, or two have the same: NCCL connects each GPU once."""
-    for rank, (host, gpu) in enumerate(gpus):
+    seen: set[Gpu] = set()
+    for host, gpu in gpus:
         if gpu is None:
             raise UserError(
                 f"scaling.gpus_per_worker: Ray counts GPUs on {host} where torch finds none; want a node with GPUs and"
                 " a torch built for them, or gpus_per_worker: 0, to train on CPUs"
             )
-        if (host, gpu) in gpus[:rank]:
+        if (host, gpu) in seen:
             raise UserError(
                 f"scaling.gpus_per_worker: two workers have the same GPU of {host}; want each GPU counted by one Ray"
                 " node, and no more workers than GPUs"
             )
+        seen.add((host, gpu))
