@@ -53,6 +53,14 @@ def test_losses_are_waited_for_on_a_fixed_size_alone(capsys) -> None:
     assert policies["schedule"] == policies["availability"]
 
 
+def test_patience_is_that_of_the_job(capsys) -> None:
+    """Where nodes come late, groups of fewer workers than planned follow each other."""
+    late = (*SPOT, f"{RATE}0.1", "scaling.deadline_hours=null", "scaling.profile.node_start_s=7200", *SIMULATE)
+    soon, never = (printed(capsys, *late, f"scaling.patience_s={s}")["simulated"]["policies"] for s in (1, 1000000))
+    assert soon["fixed"] == never["fixed"]
+    assert soon["availability"]["wall_clock_s"]["mean"] < never["availability"]["wall_clock_s"]["mean"]
+
+
 def test_people_read_the_same_figures(capsys) -> None:
     simulated = printed(capsys, *SPOT, *SIMULATE)["simulated"]["policies"]
     main(["plan", JOB, *SPOT, *SIMULATE])
@@ -80,6 +88,7 @@ WRONG = {
     ): "--simulate: 'a100-40g-8' does not say scaling.",
     (*SPOT, "--seed", "1"): "--seed: it is that of --simulate; want both, or neither",
     (*SPOT, "--simulate", "1"): "--simulate: want a whole number from 2 to 100,000, got '1'",
+    (*SPOT, f"{RATE}0.05"): f"{JOB}: scaling: deadline_hours=116 can't be met: with 1 to 64 workers this run takes 13",
     (*SPOT, f"{RATE}-1"): f"{JOB}: scaling.profile.node_losses_per_hour: want 0 to 3600, got -1",
     (*SPOT, f"{RATE}1e9"): f"{JOB}: scaling.profile.node_losses_per_hour: want 0 to 3600, got 1e+09",
     (
