@@ -12,7 +12,7 @@ from stores import S3, s3_server
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.launch.resume import check_same_rows, shards_at_hand
-from tokendrop.launch.trainer import run_training
+from tokendrop.launch.trainer import fit_in_this_process, run_training
 from tokendrop.track.run_folder import open_run_folder
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -26,9 +26,10 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         yield server
 
 
-def test_a_run_on_shards_in_s3_has_the_losses_of_the_local_folder(tmp_path: Path, s3: S3) -> None:
-    job = write_job(tmp_path)
-    here = Path(run_training(config_of(job, "scaling.workers=2"))["run"])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_run_on_shards_in_s3_has_the_losses_of_the_local_folder(tmp_path: Path, s3: S3, workers: int) -> None:
+    job, size = write_job(tmp_path), f"scaling.workers={workers}"
+    here = Path(run_training(config_of(job, size), fit=fit_in_this_process if workers == 1 else None)["run"])
     _, folder = open_run_folder(here)
     uri = s3.upload(folder, "corpus")
     (tmp_path / "corpus.jsonl").unlink()
@@ -37,14 +38,14 @@ def test_a_run_on_shards_in_s3_has_the_losses_of_the_local_folder(tmp_path: Path
     s3.app.answers.clear()
     settings = (f"data.folder={uri}", f"data.cache.folder={tmp_path}/cache", f"runs_folder={tmp_path}/far")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    with Command("train", job, "scaling.workers=2", "run=far", *settings, environment=environment) as command:
+    with Command("train", job, size, "run=far", *settings, environment=environment) as command:
         command.finish()
     assert "read     " in command.said()
     far = tmp_path / "far" / "far"
     assert losses(far) == losses(here)
     assert audited(far) == (0, 0)
     fetched = {path: count for path, count in s3.app.answers.items() if path in shards}
-    assert set(fetched.values()) == {2}  # by both workers: its size is asked, and all of it, once
+    assert set(fetched.values()) == {2}  # for all workers once: its size is asked, and all of it
 
     config, data = open_run_folder(far)
     assert config.data.folder == uri
