@@ -111,7 +111,7 @@ def test_files_of_a_run_are_made_as_the_users_umask_wants_them(described, tmp_pa
         folder.mkdir()
         describe_run(folder, experiment(), open_run_folder(described)[1])
         journal = Journal(folder, rank=0, world_size=1, start=0)
-        journal.commit(0)
+        journal.commit(1)
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o640}
