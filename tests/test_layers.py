@@ -31,6 +31,7 @@ OURS = {
     "results": {"errors", "report"},
     "bench": {"config", "data", "errors", "evaluate", "launch", "method", "models", "schedule", "track", "train"},
 }
+OURS["bench"].add("elastic")
 OURS["launch"] = set(OURS) - {"bench", "evaluate", "report", "results", "tasks"}
 OURS["study"] = set(OURS) - {"bench", "evaluate", "report", "results", "tasks"}
 OURS["cli"] = set(OURS)
@@ -90,6 +91,7 @@ FOREIGN = {
     "bench/picture.py": {"matplotlib"},
     "bench/preparation.py": {"psutil", "pyarrow"},
     "bench/reading.py": {"pyarrow"},
+    "bench/workers.py": {"ray"},
     "elastic": {"ray", "torch"},
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},
     "launch/head.py": {"grpc"},

@@ -18,7 +18,7 @@ from tokendrop.track.run_metrics import ABOUT, MOST_SERIES, RunMetrics
 CONFIG = experiment()
 SECONDS = st.floats(0, 100)
 FIGURES = st.dictionaries(st.text(max_size=8), st.floats(-9, 9), max_size=40)
-WORKERS = st.integers(1, 9)
+WORKERS = st.integers(1, 2048)
 EVENTS = st.one_of(
     st.fixed_dictionaries({"lost": st.text()}),
     st.fixed_dictionaries({"driver_from": st.integers(0, 5)}),

@@ -126,6 +126,22 @@ def _elastic(options: argparse.Namespace) -> Mapping[str, Any]:
     )
 
 
+def _workers_arguments(parser: argparse.ArgumentParser) -> None:
+    default = Path("jobs", "paper", "gpt3_1.3b_ltd.yaml")
+    parser.add_argument("--job", type=path, default=default, help=f"job file (default {default})")
+    add_overrides(parser)
+    parser.add_argument("--workers", type=whole(2), default=1024, help="workers to make up (default 1024)")
+    parser.add_argument("--steps", type=whole(10), default=2000, help="steps that they record (default 2000)")
+
+
+def _workers(options: argparse.Namespace) -> Mapping[str, Any]:
+    if options.workers % 2:
+        raise UserError(f"--workers {options.workers}: want an even number, for half of them train now and then")
+    from tokendrop.bench.workers import bench_workers
+
+    return bench_workers(options.job, options.overrides, workers=options.workers, steps=options.steps, log=log)
+
+
 def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rounds(parser)
     parser.add_argument("--task-data", type=path, required=True, metavar="DIR", help="documents as TASK/SPLIT.jsonl")
@@ -192,6 +208,13 @@ GROUP = Group(
             about="Time changes and losses of workers, and worker-seconds against a fixed number of them.",
             example="tokendrop bench elastic --resizes 4 --picture run.svg",
             extra="bench",
+        ),
+        Command(
+            "bench workers",
+            partial(run, _workers),
+            _workers_arguments,
+            about="Time the platform's own classes under the load of very many workers, none of which is there.",
+            example="tokendrop bench workers --workers 1024",
         ),
         Command(
             "bench evaluate",

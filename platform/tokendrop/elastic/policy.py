@@ -175,15 +175,19 @@ class SchedulePolicy(ElasticScalingPolicy):
 
     def _room(self, ours: Counter[str], leaving: frozenset[str]) -> dict[str, int]:
         """Workers that each node could hold, of those asked for, without what other runs hold."""
-        actor: Any = self._autoscaling_coordinator
-        reserved = actor.get_reserved_resources.remote(self._requester_id, recompute=True)  # else up to 20 s old
         try:
-            found: Any = ray.get(reserved, timeout=_CALL_S)
+            found = self._reserved()
         except (RayError, GetTimeoutError):
             return {}
         free = self._free(ours, leaving)  # runs that ask for nothing just now have nothing reserved
         places = {node: places for node, places in self._fit(found).items() if node not in leaving}
         return {node: min(count, free.get(node, 0)) for node, count in places.items()}
+
+    def _reserved(self) -> Any:
+        """What Ray's coordinator keeps of each node for this run."""
+        actor: Any = self._autoscaling_coordinator
+        reserved = actor.get_reserved_resources.remote(self._requester_id, recompute=True)  # else up to 20 s old
+        return ray.get(reserved, timeout=_CALL_S)
 
     def _free(self, ours: Counter[str], leaving: frozenset[str]) -> dict[str, int]:
         """Workers that each node could hold beside what others run there, whatever is reserved for whom."""
