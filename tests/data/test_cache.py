@@ -98,6 +98,34 @@ def test_what_was_needed_longest_ago_goes_first_and_what_is_fetched_ahead_pushes
             assert names(here.folder) == set(model)
 
 
+def test_a_shard_that_is_needed_again_outlives_one_that_came_later():
+    with stored(4) as (_, uri, cache, size):
+        here = ShardCache(opened(uri, cache, 3 * size))
+        for number in (0, 1, 2, 1, 0, 3):
+            here.fetch(train_shards(here.folder)[number])
+        assert names(here.folder) == {f"corpus-train-{number:05}.arrow" for number in (0, 1, 3)}
+
+
+def test_room_that_was_taken_during_a_download_ahead_stays_taken(monkeypatch):
+    with stored(2) as (_, uri, cache, size):
+        here = ShardCache(opened(uri, cache, size))
+        one, other = train_shards(here.folder)
+        here.fetch(one)
+        monkeypatch.setattr(here, "_has_room", lambda size, soon: True)  # as it was before the download
+        here.fetch_ahead(other, {one.file, other.file})
+        assert names(here.folder) == {one.file}
+
+
+def test_what_a_killed_process_left_makes_room():
+    with stored(2) as (_, uri, cache, size):
+        here = ShardCache(opened(uri, cache, size))
+        left = here.folder / ".corpus-train-00001.arrow.0123abcd"
+        left.write_bytes(bytes(size))
+        here.fetch(train_shards(here.folder)[0])
+        assert not left.exists()
+        assert bytes_in(cache) <= size
+
+
 def test_a_shard_that_is_removed_stays_readable_where_it_is_mapped_and_comes_again_where_it_is_not():
     with stored(3) as (_, uri, cache, size):
         folder = opened(uri, cache, size)

@@ -96,6 +96,7 @@ class ShardCache:
                 with _ROOM, exclusive_lock(self.root):
                     if _make_room(self.root, self.max_bytes - len(content), soon, must=not is_ahead):
                         atomic_write(self.folder / shard.file, content)
+                        self.has(shard)  # for the kernel's own time of a change is some milliseconds late
             except OSError as error:
                 raise UserError(
                     f"data.cache.folder: {self.root} can't be written ({error.strerror or error}); want a disk with"
