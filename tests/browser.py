@@ -28,6 +28,10 @@ def find_chromium() -> str:
     return found
 
 
+class NavigatedError(Exception):
+    """The page went to another one while it was asked."""
+
+
 class Page:
     """A page of a browser, driven by the Chrome DevTools protocol."""
 
@@ -53,6 +57,13 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def _ask_anywhere(self, expression: str) -> Any:
+        """As `ask`; None where the page goes to another one meanwhile."""
+        try:
+            return self.ask(expression)
+        except NavigatedError:
+            return None
+
     @property
     def text(self) -> str:
         """All that the page shows in words."""
@@ -61,7 +72,7 @@ class Page:
     def wait(self, expression: str, timeout_s: float = 120.0) -> Any:
         """What a JavaScript expression is as soon as it holds."""
         deadline = time.monotonic() + timeout_s
-        while not (value := self.ask(expression)):
+        while not (value := self._ask_anywhere(expression)):
             if time.monotonic() > deadline:
                 self.picture("not-within-time")
                 raise TimeoutError(f"{expression} does not hold after {timeout_s} s in:\n{self.text}")
@@ -107,6 +118,8 @@ class Page:
         os.write(self._commands, json.dumps(command).encode() + b"\0")
         while (message := self._read()).get("id") != self._number:
             self._note(message)
+        if "navigated" in (error := message.get("error", {}).get("message", "")):
+            raise NavigatedError(error)
         assert "error" not in message, f"{method}: {message['error']}"
         return message["result"]
 

@@ -89,11 +89,11 @@ def test_short_kept_lengths_are_timed_with_more_sequences_at_a_time_too() -> Non
     result = model_result(job, measured, None)
     sizes = {share: entry["grown"] and entry["grown"]["micro_batch"] for share, entry in result["lengths"].items()}
     assert sizes == {"1/16": 8, "1/8": 4, "1/4": 4, "1/2": None, "3/4": None, "1/1": None}
-    first, update_s = result["lengths"]["1/16"], measured.seconds[UPDATE][0]
-    of_a_micro_batch = (measured.seconds["grown 1/16"][0] - update_s) / 4 + update_s
-    assert (grown_s(job, measured, "1/16") or [])[:1] == pytest.approx([of_a_micro_batch])
+    first = result["lengths"]["1/16"]
     assert first["grown"]["step_ms"]["median"] > 0 < first["grown"]["time_ratio"]["median"]
     assert grown_s(job, measured, "1/2") is None
+    made_up = replace(measured, seconds={"grown 1/16": [10.0, 1.0], UPDATE: [2.0, 2.0]})
+    assert grown_s(job, made_up, "1/16") == [4.0, 0.625]  # an update is half of its step at most
 
 
 def test_its_ideal_is_that_of_the_plan(measured) -> None:

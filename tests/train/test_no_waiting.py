@@ -103,7 +103,7 @@ def test_a_batch_is_copied_from_pinned_memory_on_a_stream_of_its_own(monkeypatch
         assert seen.copies == 2
         assert {value.device for value in on_gpu.inputs().values()} == {GPU}
         assert on_gpu.sample_ids_B is batch.sample_ids_B
-        assert on_gpu.number == 3
+        assert on_gpu.numbers == (3,)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -60,8 +60,9 @@ def bench_workers(job: Path, overrides: list[str], *, workers: int, steps: int, 
     batch = workers * -(-_LEAST_BATCH // workers)
     with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as scratch:
         folder = Path(scratch)
+        config = _planned(job, overrides, workers, batch, folder)
         log("run      choose workers")
-        config, figures = _planned(job, overrides, workers, batch, folder)
+        figures = _choices(config, workers)
         write_shards(folder / "data", config)
         log("run      decide")
         figures |= _decisions(config, folder / "decided", workers)
@@ -74,15 +75,17 @@ def bench_workers(job: Path, overrides: list[str], *, workers: int, steps: int, 
     return bench_result("workers", figures, " ".join(command))
 
 
-def _planned(
-    job: Path, overrides: list[str], workers: int, batch: int, scratch: Path
-) -> tuple[ExperimentConfig, Figures]:
-    """The job with nine changes of workers in its plan, and what it takes to choose others by a profile."""
+def _planned(job: Path, overrides: list[str], workers: int, batch: int, scratch: Path) -> ExperimentConfig:
+    """The job with nine changes of workers in its plan."""
     turns = ", ".join(f"{{from: {10 * tenth}%, workers: {_size(tenth, workers)}}}" for tenth in range(10))
     share = ["train.micro_batch=1", f"train.global_batch={batch}", f"scaling.workers={workers}"]
     by_plan = ["scaling.mode=schedule", f"scaling.segments=[{turns}]", f"scaling.profile={_PROFILE}"]
     folders = [f"runs_folder={scratch}/runs", f"data.folder={scratch}/data", "track.uri=null"]
-    config = load_job(job, [*overrides, *folders, *share, *by_plan], to_run=False)
+    return load_job(job, [*overrides, *folders, *share, *by_plan], to_run=False)
+
+
+def _choices(config: ExperimentConfig, workers: int) -> Figures:
+    """What it takes to choose other workers by a profile."""
     plan, profile = config.plan, config.scaling.profile
     assert profile is not None
     any_size = ScalingObjective(min_workers=1, max_workers=workers, minimise="time")
@@ -96,7 +99,7 @@ def _planned(
     ):
         took = [seconds(partial(choose_sizes.__wrapped__, plan, profile, objective)) for _ in range(_TRIES)]
         figures[f"choose_sizes_{name}_s"] = figure(took, "s")
-    return config, figures
+    return figures
 
 
 def _size(tenth: int, workers: int) -> int:
