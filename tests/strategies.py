@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
-from tokendrop.schedule.kept_by_step import Jumps, KeptByStep, Stages
+from tokendrop.schedule.kept_by_step import Jumps, KeptByStep, Stages, in_buckets
 from tokendrop.schedule.kept_length import Constant
 from tokendrop.schedule.micro_batch import MicroBatchGrowth
 from tokendrop.schedule.plan import RunPlan, build_plan
@@ -34,6 +34,12 @@ def stages(draw: st.DrawFn, full: int) -> Stages:
 
 def schedules(full: int) -> st.SearchStrategy[KeptByStep]:
     """Schedules whose kept lengths lie in 1..full."""
+    exact = exact_schedules(full)
+    return st.one_of(exact, st.builds(in_buckets, exact, st.integers(2, 12)))
+
+
+def exact_schedules(full: int) -> st.SearchStrategy[KeptByStep]:
+    """Those that are not rounded."""
     constant = st.integers(1, full).map(lambda kept: Constant(kept=kept))
     return st.one_of(constant, jumps(full), stages(full))
 

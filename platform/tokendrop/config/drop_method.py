@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from tokendrop.config.layers import keys_by_span, naming
 from tokendrop.schedule.adaptive import Adaptive
 from tokendrop.schedule.duration import Clock
-from tokendrop.schedule.kept_by_step import KeptByStep
+from tokendrop.schedule.kept_by_step import KeptByStep, in_buckets
 from tokendrop.schedule.kept_length import Full, Schedule
 from tokendrop.schedule.routes import Counts, RouteSchedule, Span
 
@@ -35,6 +35,9 @@ class DropMethod(ABC):
     """The kept length by step."""
     by_layer: Mapping[str, Schedule] = field(default_factory=dict[str, Schedule], hash=False)
     """Other schedules for some of the layers, by number (from the end when negative) or range: `1-4`."""
+    buckets: int | None = None
+    """Different kept lengths of each schedule, at most: evenly spaced from its lowest to its highest one, to the
+    nearest of which each step's is rounded. They are part of the plan. For few graphs under `train.compile: static`."""
 
     @abstractmethod
     def spans(self, layers: int) -> tuple[Span, ...]:
@@ -62,6 +65,23 @@ class DropMethod(ABC):
         usual = _resolved(*self.usual, clock)
         others = {key: _resolved(f"drop.by_layer.{key}", one, clock) for key, one in self.by_layer.items()}
         return tuple(RouteSchedule(span=span, kept=others[key_of[span]] if span in key_of else usual) for span in spans)
+
+    def planned(self, layers: int, clock: Clock) -> tuple[RouteSchedule, ...]:
+        """The `routes` as they are trained, what stays rounded to `buckets`; raises as `routes` does."""
+        routes = self.routes(layers, clock)
+        if self.buckets is None:
+            return routes
+        with naming("drop.buckets"):
+            if self.buckets < 2:
+                raise ValueError(f"want at least 2 kept lengths, got {self.buckets}")
+            if not routes or self.counts != "tokens":
+                raise ValueError(f"method '{self.method}' has no kept length by step to round; leave it out")
+            if self.adaptive:
+                raise ValueError(
+                    "kept lengths of kind 'adaptive' are decided within a budget of layer tokens, which rounding would"
+                    " miss; want a larger increment"
+                )
+        return tuple(replace(route, kept=in_buckets(route.kept, self.buckets)) for route in routes)
 
     @property
     def usual(self) -> tuple[str, Schedule]:

@@ -211,7 +211,7 @@ class ExperimentConfig:
                 micro_batch=train.micro_batch,
                 world_size=self.scaling.workers,
             )
-        routes = drop.routes(shape.layers, self.clock)
+        routes = drop.planned(shape.layers, self.clock)
         with naming(drop.usual[0]):
             check_countable(list(dict.fromkeys(route.kept for route in routes)), self.steps)
         with naming("train.warmup"):

@@ -1,11 +1,14 @@
 """What stays, as a step function of the optimizer step."""
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import ceil
 from typing import Protocol
+
+_AFTER_ALL = 2**62  # a step by which every growth has ended
 
 
 class KeptByStep(Protocol):
@@ -71,3 +74,45 @@ class Stages:
     def next_change(self, step: int) -> int | None:
         now = self.at(step)
         return next((start for start, kept in self.stages if start > step and kept != now), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded:
+    """The kept lengths of a schedule, each rounded to the nearest of a few, up where two are as near."""
+
+    schedule: KeptByStep
+    lengths: tuple[int, ...]
+    """Those that it is rounded to, rising; what the schedule has at first and in the end are the first and the last."""
+
+    def at(self, step: int) -> int:
+        kept = self.schedule.at(step)
+        above = bisect_right(self.lengths, kept)
+        near = self.lengths[max(above - 1, 0) : above + 1]
+        return min(near, key=lambda length: (abs(length - kept), -length))
+
+    def next_change(self, step: int) -> int | None:
+        now, change = self.at(step), self.schedule.next_change(step)
+        while change is not None and self.at(change) == now:
+            change = self.schedule.next_change(change)
+        return change
+
+
+def in_buckets(schedule: KeptByStep, buckets: int) -> KeptByStep:
+    """A schedule whose kept length never shrinks, with at most so many different ones, two or more.
+
+    They are spaced evenly between its first and its last one, as whole numbers, halves upwards. A schedule that has no
+    more of them stays as it is.
+    """
+    if sum(1 for _ in islice(_changes(schedule), buckets)) < buckets:
+        return schedule
+    low, gaps = schedule.at(0), buckets - 1
+    above = schedule.at(_AFTER_ALL) - low
+    return Rounded(schedule=schedule, lengths=tuple(low + (2 * n * above + gaps) // (2 * gaps) for n in range(buckets)))
+
+
+def _changes(schedule: KeptByStep) -> Iterator[int]:
+    """The steps at which what stays is another."""
+    change = schedule.next_change(0)
+    while change is not None:
+        yield change
+        change = schedule.next_change(change)
