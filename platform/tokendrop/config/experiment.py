@@ -18,6 +18,7 @@ from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.duration import Clock, Duration, durations
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import check_countable
+from tokendrop.schedule.shapes import MOST_STATIC, layer_shapes
 from tokendrop.secrets import redact
 
 _LONG_EPOCH = 2**30  # steps
@@ -77,6 +78,8 @@ class ExperimentConfig:
             return
         _ = self.plan  # raises where two branches do not fit together
         self.train.check(steps=self.steps, dropout=self.model.dropout)
+        if self.train.compile == "static":
+            self._check_static()
         if self.drop.keeps_special:
             self._check_special_tokens()
 
@@ -94,6 +97,17 @@ class ExperimentConfig:
         except ValueError as error:
             return str(error)
         return None
+
+    def _check_static(self) -> None:
+        """Raises ValueError where it is not known, or too large, how many graphs layers have."""
+        if self.drop.adaptive or self.drop.learns or self.drop.counts != "tokens":
+            why = "its schedule" if self.drop.adaptive else f"method '{self.drop.method}'"
+            raise ValueError(f"train.compile: static wants shapes that are known before, which {why} lacks; want true")
+        if (shapes := len(layer_shapes(self.plan))) > MOST_STATIC:
+            raise ValueError(
+                f"train.compile: static wants at most {MOST_STATIC} pairs of micro batch and tokens that layers see,"
+                f" this plan has {shapes}; want drop.buckets, or true"
+            )
 
     def _check_special_tokens(self) -> None:
         special = self.task.special_tokens

@@ -211,6 +211,10 @@ def _union(members: tuple[Any, ...], value: Any, path: str) -> Any:
             return build(member, value, path)
         except UserError as error:
             errors.append(error)
+    first, *others = members
+    words = [str(word) for member in others if get_origin(member) is Literal for word in get_args(member)]
+    if words and get_origin(first) is not Literal and not isinstance(value, list):
+        raise UserError(str(errors[0]).replace(", got", f", or {', '.join(words)}, got", 1))
     raise errors[-1 if isinstance(value, list) else 0]
 
 

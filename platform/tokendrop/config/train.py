@@ -71,8 +71,9 @@ class TrainConfig:
     max_grad_norm: float = 1.0
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
     """auto: bf16 autocast where the device computes in bf16, else fp32."""
-    compile: bool = False
-    """torch.compile each layer: two graphs, however many kept lengths. Worth it on GPUs."""
+    compile: bool | Literal["static"] = False
+    """torch.compile each layer, before the first step: two graphs, however many kept lengths; or static, a faster one
+    for each of them. Worth it on GPUs."""
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass, from the same kept tokens."""
     strategy: Literal["ddp", "fsdp", "deepspeed"] = "ddp"

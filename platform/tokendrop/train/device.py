@@ -16,6 +16,8 @@ from tokendrop.errors import UserError
 # parameters of glibc's mallopt(3)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
+_OF_EVALUATION = 8  # graphs beside those of training; as many as torch allows by default for all
+
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
@@ -97,11 +99,17 @@ def tune_cpu(threads: int | None = None) -> None:
         libc.mallopt(_M_TOP_PAD, 2**27)
 
 
-def compile_layers(layers: torch.nn.ModuleList) -> None:
-    """Compile each layer: one graph for the full length, one for every kept length.
+def compile_layers(layers: torch.nn.ModuleList, *, static: bool = False, shapes: int = 0) -> None:
+    """Compile each layer: one graph for the full length and one for every kept length, or one for each shape.
 
     After too many graphs Dynamo would run eagerly without a word; that becomes an error: it would pass for a slow GPU.
+
+    Args:
+        static: whether each shape has a graph of its own.
+        shapes: of sequences and tokens that layers are called with in training.
     """
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    if static:  # beside Dynamo's own limit, which leaves room for evaluation
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, shapes + _OF_EVALUATION)
     for layer in layers:
-        layer.compile()
+        layer.compile(dynamic=False if static else None)

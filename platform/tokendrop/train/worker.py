@@ -3,9 +3,11 @@
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.method import ROUTER, Dropping
+from tokendrop.schedule.shapes import layer_shapes
 from tokendrop.train.device import compile_layers, pick_dtype
 from tokendrop.train.dropping import attach_method, with_added_loss
 from tokendrop.train.engines.base import Engine
@@ -43,7 +45,9 @@ def build_engine(
     if initial is not None:
         begin_with(model, initial, may_be_new=(*task.may_be_new, f"{ROUTER}."), are_new=task.are_new)
     if training.compile:
-        compile_layers(layers)
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        shapes = len(layer_shapes(config.plan, world_size=world_size))
+        compile_layers(layers, static=training.compile == "static", shapes=shapes)
     return apply_strategy(model, layers, with_added_loss(task.loss, dropping), training, dtype), dropping
 
 
