@@ -21,6 +21,7 @@ from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.loop import TrainComponents, train
 from tokendrop.train.trace import tracing
+from tokendrop.train.warm_up import warm_up
 from tokendrop.train.worker import build_engine
 
 # the processes are forks of one that has imported what takes long
@@ -75,12 +76,19 @@ class StopRunError(Exception):
 
 
 def train_until(
-    config: ExperimentConfig, run: Path, stop: int, dtype: torch.dtype | None = None, *, keep: int = 9
+    config: ExperimentConfig,
+    run: Path,
+    stop: int,
+    dtype: torch.dtype | None = None,
+    *,
+    keep: int = 9,
+    warms: bool = False,
 ) -> None:
     """What a worker does: from the last checkpoint of a run to a step.
 
     Args:
         dtype: of autocast, whether or not this machine has instructions for it.
+        warms: whether each shape is run once before the first step.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     engine, dropping = build_engine(config, torch.device("cpu"))
@@ -100,6 +108,8 @@ def train_until(
         world_size=world_size,
         scores=scores,
     )
+    if warms:
+        warm_up(config, parts, start=start)
     traced = config.train.profile if rank == 0 else None
     with tracing(traced, run, engine) as trace, suppress(StopRunError):
         train(config, replace(parts, trace=trace), start=start)

@@ -28,6 +28,7 @@ from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, step_name
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.loop import TrainComponents, train
 from tokendrop.train.reader import load_weights
+from tokendrop.train.warm_up import warm_up
 from tokendrop.train.worker import build_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -66,7 +67,7 @@ if HAS_DEEPSPEED:
 
 
 def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> None:
-    """What a worker does: from the last checkpoint of a run to a step."""
+    """What a worker does: from the last checkpoint of a run to a step; warmed up, but for one worker's first."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     run.mkdir(exist_ok=True)
     engine, dropping = build_engine(config, torch.device("cpu"))
@@ -86,6 +87,8 @@ def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> N
         decisions=decisions_of(config, run, rank=rank, group=checkpoints.group, start=start),
         scores=scores,
     )
+    if world_size > 1 or start:
+        warm_up(config, parts, start=start)
     train(config, parts, start=start, stop=stop)
 
 

@@ -29,6 +29,7 @@ from tokendrop.train.engines.base import Engine
 from tokendrop.train.initial import find_initial
 from tokendrop.train.loop import TrainComponents
 from tokendrop.train.trace import tracing
+from tokendrop.train.warm_up import warm_up
 from tokendrop.train.worker import build_engine, train_by_plan
 
 _SEEN_WITHIN_S = 10.0  # what one machine writes to shared storage, by the others
@@ -66,11 +67,8 @@ def run_worker(
     """
     config, called = spec.config, time.time()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    check_shared(spec.run)
-    tune_cpu(config.scaling.cpus_per_worker)
     device = device or torch.device("cpu")
-    if rank == 0:
-        describe_workers(spec.run / ENVIRONMENT, describe_device(device))
+    _set_up(spec, device, rank)
     scores = config.drop.scores(config.model.vocab_size, device)
     checkpoints = _checkpoints(spec, scores)
     engine, dropping, start = _restored(config, checkpoints, device)
@@ -90,12 +88,21 @@ def run_worker(
         reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,
     )
+    _compile(config, components, journal, start)
     tags, wanted = tags_of(spec.run, config.track.sweep), config.track.ranks
     with (
         tracing(config.train.profile if rank == 0 else None, spec.run, engine) as trace,
         exporting_rank(journal, tags, rank=rank, world_size=world_size, wanted=wanted) as recorder,
     ):
         train_by_plan(config, replace(components, recorder=recorder, trace=trace), control, start=start)
+
+
+def _set_up(spec: WorkerSpec, device: torch.device, rank: int) -> None:
+    """Make this process ready to train, and let rank 0 describe it; raises as `check_shared` does."""
+    check_shared(spec.run)
+    tune_cpu(spec.config.scaling.cpus_per_worker)
+    if rank == 0:
+        describe_workers(spec.run / ENVIRONMENT, describe_device(device))
 
 
 def _checkpoints(spec: WorkerSpec, scores: TokenScores | None) -> Checkpoints:
@@ -113,6 +120,13 @@ def _restored(
     initial = None if place is None else find_initial(place, config.model.kind, checkpoints.group)
     engine, dropping = build_engine(config, device, initial=initial)
     return engine, dropping, checkpoints.load(engine, newest) if newest else 0
+
+
+def _compile(config: ExperimentConfig, components: TrainComponents, journal: Journal, start: int) -> None:
+    """What the steps from `start` on would wait for, and how long it took, which is a part of a change of workers."""
+    if config.train.compile:
+        warm_up(config, components, start=start)
+        journal.passed("compile")
 
 
 def batches_of(

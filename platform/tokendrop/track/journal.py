@@ -63,6 +63,10 @@ class Journal:
             self._tell({"attempt_from": start, "world_size": world_size, "pid": os.getpid()})
         self._flushed = time.monotonic()
 
+    def passed(self, name: str) -> None:
+        """Add to the timings what these workers have just gone through; before their first step."""
+        self.timings = [*self.timings, (name, time.time())]
+
     def record(self, report: StepReport, sample_ids: Sequence[int]) -> None:
         if self.rank == 0:
             self._reports.append(report)
