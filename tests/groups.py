@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -88,7 +88,7 @@ def train_until(
 
     Args:
         dtype: of autocast, whether or not this machine has instructions for it.
-        warms: whether each shape is run once before the first step.
+        warms: whether each shape is run once before the first step; after that, to compile is an error.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     engine, dropping = build_engine(config, torch.device("cpu"))
@@ -111,7 +111,8 @@ def train_until(
     if warms:
         warm_up(config, parts, start=start)
     traced = config.train.profile if rank == 0 else None
-    with tracing(traced, run, engine) as trace, suppress(StopRunError):
+    stance = torch.compiler.set_stance("fail_on_recompile") if warms else nullcontext()
+    with stance, tracing(traced, run, engine) as trace, suppress(StopRunError):
         train(config, replace(parts, trace=trace), start=start)
     checkpoints.wait()
 

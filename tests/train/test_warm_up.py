@@ -25,6 +25,7 @@ from tokendrop.train.worker import build_engine
 
 STRATEGIES = ("ddp", "fsdp")
 STEPS = 9
+DEFAULT_LIMIT = 8  # graphs of a layer, in torch
 MANY = {"kind": "linear", "start": 3, "until": "80%", "increment": 2}
 FEW = {"kind": "linear", "start": 5, "until": "80%", "increment": 4}
 GROWS: dict[str, Any] = {"train__micro_batch": 2, "train__tokens_per_micro_batch": 24}
@@ -44,6 +45,11 @@ CASES: dict[str, dict[str, Any]] = {
     "dropout": {"drop__schedule": MANY, "model__dropout": 0.1, "train__activation_checkpointing": True},
     "static, micro batches that grow": {"drop__schedule": FEW, "train__compile": "static", **GROWS},
     "static, cut": {"drop": {"method": "sequence_warmup", "schedule": MANY}, "train__compile": "static", **GROWS},
+    "static, layer by layer": {
+        "drop__schedule": MANY,
+        "drop__by_layer": {"2": MANY | {"start": 4}},
+        "train__compile": "static",
+    },
     "static, buckets": {"drop__schedule": MANY | {"increment": 1}, "drop__buckets": 3, "train__compile": "static"},
 }
 
@@ -61,7 +67,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several would wait for each other at every small product
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False, recompile_limit=8):
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=False, recompile_limit=DEFAULT_LIMIT):
         yield found
     torch._dynamo.reset()
     torch.set_num_threads(threads)
@@ -99,6 +105,7 @@ def steps(config: ExperimentConfig, parts: TrainComponents, start: int) -> tuple
 )
 def test_no_step_compiles_and_none_shows_what_ran_before(captures: list[float], case: str, start: int) -> None:
     config = job(**CASES[case])
+    assert case != "static, layer by layer" or len(layer_shapes(config.plan)) > DEFAULT_LIMIT
     losses, weights = steps(config, worker(config), start)
 
     torch._dynamo.reset()
