@@ -5,6 +5,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
+from tokendrop.schedule.activations import Activations
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.device import DeviceProfile, Link, ModelSpeed, Point
@@ -51,7 +52,15 @@ def batch_splits(draw: st.DrawFn) -> BatchSplit:
 
 
 def growths() -> st.SearchStrategy[MicroBatchGrowth]:
-    return st.builds(MicroBatchGrowth, tokens=st.just("auto") | st.integers(1, 1000), recomputes=st.booleans())
+    tokens = st.none() | st.just("auto") | st.integers(1, 1000)
+    return st.builds(MicroBatchGrowth, tokens=tokens, activations=kept_activations())
+
+
+def kept_activations() -> st.SearchStrategy[Activations]:
+    """What micro batches keep, in bytes that have a limit or not; the limits are such as tiny models meet."""
+    sizes = {"product_bytes": st.sampled_from([2, 4]), "has_dropout": st.booleans()}
+    limits = st.none() | st.integers(0, 10**6)
+    return st.builds(Activations, recomputed=st.booleans(), **sizes) | st.builds(Activations, limit=limits, **sizes)
 
 
 @st.composite
@@ -92,7 +101,7 @@ def plans(draw: st.DrawFn, *, drops: bool = True, clock: str | None = None) -> R
         peak_lr=peak,
         final_lr=peak * draw(st.floats(0, 1)),
         decay=draw(st.sampled_from(["linear", "cosine", "constant"])),
-        growth=draw(st.none() | growths()),
+        growth=draw(growths()),
     )
     return with_warmup(plan, share=draw(st.floats(0, 1)))
 

@@ -12,6 +12,7 @@ from tokendrop.config.load import build
 from tokendrop.config.model import GptConfig
 from tokendrop.models.batch import Batch, TextBatch
 from tokendrop.models.gpt import Gpt
+from tokendrop.models.layer import recompute_layers
 from tokendrop.train.task import Loss
 
 SEED = 1234
@@ -27,7 +28,8 @@ def gpt(*, dtype: torch.dtype = torch.float64, recompute: bool = False, **change
     """A model with random weights, large enough that layers matter; the same at every call."""
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        model = Gpt(gpt_config(**changes), activation_checkpointing=recompute).to(dtype)
+        model = Gpt(gpt_config(**changes)).to(dtype)
+        recompute_layers(model, again=recompute)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
     return model

@@ -77,3 +77,19 @@ def test_where_layers_keep_different_lengths_each_is_told_beside_their_mean(caps
     assert last["kept_length"] == (1024 + 2048) / 2
     main(["plan", str(JOB), layers])
     assert "576 on average" in capsys.readouterr().out
+
+
+def test_where_layers_are_computed_again_is_told_with_what_is_kept(capsys) -> None:
+    limit = ("train.activation_checkpointing=10 GB",)
+    plain, limited = printed(capsys, "train.activation_checkpointing=false"), printed(capsys, *limit)
+    assert not any(segment["recomputes"] or "activation_bytes" in segment for segment in plain["segments"])
+    assert {segment["recomputes"] for segment in limited["segments"]} == {False, True}
+    assert all(segment["activation_bytes"] <= 10 * 10**9 for segment in limited["segments"])
+    assert limited["flops"] == plain["flops"]
+    main(["plan", str(JOB), *limit])
+    out = capsys.readouterr().out
+    last = limited["segments"][-1]
+    assert f"{last['activation_bytes'] / 1e9:.3g} GB, recomputed" in out
+    steps = sum(one["stop"] - one["start"] for one in limited["segments"] if one["recomputes"])
+    share = f"{steps / limited['steps']:.1%}"
+    assert f"recomputed     all layers, in the backward pass in {share} of the steps; neither FLOPs nor hours" in out

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
-from tokendrop.method import attach
+from tokendrop.method import attach, detach
+from tokendrop.models.layer import recompute_layers
 from tokendrop.train.device import compile_layers
 
 KEPT_LENGTHS = [4, 6, 5, 9, TOKENS, 12, 7, 3, 10, 11, 8, 13, 14, TOKENS, 2]
@@ -75,6 +76,19 @@ def test_recomputed_layers_make_no_more_graphs_and_equal_gradients(backend: Coun
     assert backend.graphs == 2
     for ours, theirs in zip(compiled, train_through(gpt(), KEPT_LENGTHS[:6]), strict=True):
         assert_same(ours, theirs, tolerance=EXACT)
+
+
+def test_layers_that_are_computed_again_from_a_step_on_make_one_more_graph(backend: CountingBackend) -> None:
+    model, eager = gpt(), gpt()
+    compile_layers(model.blocks)
+    for again, graphs in ((False, 2), (True, 3), (False, 3)):
+        recompute_layers(model, again=again)
+        found = train_through(model, KEPT_LENGTHS[:6])
+        assert backend.graphs == graphs
+        for ours, theirs in zip(found, train_through(eager, KEPT_LENGTHS[:6]), strict=True):
+            assert_same(ours, theirs, tolerance=EXACT)
+        detach(model)
+        detach(eager)
 
 
 def test_more_graphs_than_allowed_stop_the_run(backend: CountingBackend) -> None:

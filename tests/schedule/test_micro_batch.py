@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import MEASURED, batch_splits, growths, plans, schedules
+from strategies import MEASURED, batch_splits, growths, kept_activations, plans, schedules
 from tiny import experiment
 from tokendrop.errors import UserError
+from tokendrop.schedule.activations import Activations
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.kept_by_step import KeptByStep, Stages
-from tokendrop.schedule.micro_batch import MicroBatchGrowth
+from tokendrop.schedule.micro_batch import NO_GROWTH, MicroBatchGrowth
 from tokendrop.schedule.plan import RunPlan, build_plan
 from tokendrop.schedule.routes import RouteSchedule
 from tokendrop.schedule.scaling import step_s, with_workers
@@ -47,9 +48,9 @@ def test_fewer_tokens_never_run_in_smaller_micro_batches(
     assert sizes == sorted(sizes, reverse=True)
 
 
-@given(plans(), st.booleans())
-def test_full_length_runs_in_the_micro_batches_of_the_job(plan: RunPlan, recomputes: bool) -> None:
-    growth = MicroBatchGrowth(tokens="auto", recomputes=recomputes)
+@given(plans(), kept_activations())
+def test_full_length_runs_in_the_micro_batches_of_the_job(plan: RunPlan, activations: Activations) -> None:
+    growth = MicroBatchGrowth(tokens="auto", activations=activations)
     split, full = plan.batch, plan.shape.sequence_length
     work = [(plan.shape.layers, split.global_batch, full)]
     size = growth.most_sequences(split, plan.shape, work=work, kept=full)
@@ -72,13 +73,13 @@ def test_where_layers_drop_most_the_deepest_model_grows_most() -> None:
     split = BatchSplit(global_batch=64, micro_batch=1, world_size=1)
     sizes = [plan_of(constant(1), split, AUTO, layers=layers).at(0).micro_batch for layers in (2, 6, 24)]
     assert sizes == [1, 2, 8]
-    recomputed = plan_of(constant(1), split, replace(AUTO, recomputes=True), layers=24)
+    recomputed = plan_of(constant(1), split, replace(AUTO, activations=Activations(recomputed=True)), layers=24)
     assert recomputed.at(0).micro_batch == 1
 
 
 def test_a_profile_gives_a_step_the_time_of_its_micro_batch() -> None:
     split = BatchSplit(global_batch=4, micro_batch=1, world_size=1)
-    alone, grown = (plan_of(constant(16), split, growth) for growth in (None, MicroBatchGrowth(tokens=64)))
+    alone, grown = (plan_of(constant(16), split, growth) for growth in (NO_GROWTH, MicroBatchGrowth(tokens=64)))
     assert [plan.at(0).accumulation for plan in (alone, grown)] == [4, 1]
     assert step_s(grown, MEASURED, grown.at(0), 1) < step_s(alone, MEASURED, alone.at(0), 1)
 
@@ -102,7 +103,11 @@ def constant(kept: int) -> KeptByStep:
 
 
 def plan_of(
-    kept: KeptByStep, split: BatchSplit, growth: MicroBatchGrowth | None, *, layers: int = SHAPE.layers
+    kept: KeptByStep,
+    split: BatchSplit,
+    growth: MicroBatchGrowth,
+    *,
+    layers: int = SHAPE.layers,
 ) -> RunPlan:
     """A run whose first and last layer see every token."""
     routes = [RouteSchedule(span=(layer, layer), kept=kept) for layer in range(1, layers - 1)]

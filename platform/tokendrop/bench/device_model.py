@@ -148,8 +148,8 @@ def grown_micro_batch(config: ExperimentConfig, kept_length: int) -> int:
     shape, batch, dropped = config.model.shape, config.plan.batch, len(config.plan.dropped_layers)
     work = [(dropped, batch.global_batch, kept_length)]
     work += [(shape.layers - dropped, batch.global_batch, shape.sequence_length)]
-    assert config.train.growth is not None
-    return batch.merged(config.train.growth.most_sequences(batch, shape, work=work, kept=kept_length)).micro_batch
+    growth = config.train.growth(dropout=config.model.dropout)
+    return batch.merged(growth.most_sequences(batch, shape, work=work, kept=kept_length)).micro_batch
 
 
 def measure_model(

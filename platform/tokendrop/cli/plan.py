@@ -10,7 +10,7 @@ from tokendrop.config.load import load_job
 from tokendrop.output import count, table
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.kept_by_step import KeptByStep
-from tokendrop.schedule.plan import RunPlan
+from tokendrop.schedule.plan import RunPlan, Segment
 from tokendrop.schedule.routes import stages
 from tokendrop.schedule.scaling import Estimate, estimate
 
@@ -108,20 +108,23 @@ def plan_result(
         "lr_warmup_steps": plan.warmup_steps(),
         "global_batch": plan.batch.global_batch,
         "micro_batch": plan.batch.micro_batch,
-        "segments": [
-            {
-                "start": segment.start,
-                "stop": segment.stop,
-                "kept_length": segment.kept_length,
-                **({} if segment.is_even else {_KEPT[segment.routes.counts]: segment.kept_by_layer}),
-                "workers": segment.workers,
-                "micro_batch": segment.micro_batch,
-                "accumulation": segment.accumulation,
-            }
-            for segment in plan.segments
-        ],
+        "segments": [_segment_result(segment) for segment in plan.segments],
         "resizes": [{"step": step, "from": before, "to": after} for step, before, after in plan.resizes],
         **({} if fixed is None or profile is None else _bill(plan, fixed, profile, checkpoint_steps)),
+    }
+
+
+def _segment_result(segment: Segment) -> dict[str, Any]:
+    return {
+        "start": segment.start,
+        "stop": segment.stop,
+        "kept_length": segment.kept_length,
+        **({} if segment.is_even else {_KEPT[segment.routes.counts]: segment.kept_by_layer}),
+        "workers": segment.workers,
+        "micro_batch": segment.micro_batch,
+        "accumulation": segment.accumulation,
+        "recomputes": segment.recomputes,
+        **({} if segment.activation_bytes is None else {"activation_bytes": segment.activation_bytes}),
     }
 
 
@@ -146,8 +149,10 @@ def plan_text(
         half = _MOST_ROWS // 2
         rows = [*rows[:half], [f"... {len(rows) - 2 * half} more", *[""] * (len(rows[0]) - 1)], *rows[-half:]]
     sizes = ["micro batch", "accumulation"] if _grows(plan) else ["accumulation"]
-    header = ["steps", "kept length", "workers", *sizes, "lr at the end", "saved by then"]
-    facts = [*_facts(name, plan), ("optimizer", optimizer), *_scaling_facts(plan, fixed, profile, checkpoint_steps)]
+    kept = ["activations"] if _has_limit(plan) else []
+    header = ["steps", "kept length", "workers", *sizes, *kept, "lr at the end", "saved by then"]
+    facts = [*_facts(name, plan), *_recomputed(plan), ("optimizer", optimizer)]
+    facts += _scaling_facts(plan, fixed, profile, checkpoint_steps)
     return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
 
 
@@ -204,6 +209,27 @@ def _facts(name: str, plan: RunPlan) -> list[tuple[str, str]]:
     ]
 
 
+def _recomputed(plan: RunPlan) -> list[tuple[str, str]]:
+    """Where layers are computed again in the backward pass."""
+    steps = sum(s.stop - s.start for s in plan.segments if s.recomputes)
+    where = "" if steps == plan.steps else f" in {steps / plan.steps:.1%} of the steps"
+    return (
+        [("recomputed", f"all layers, in the backward pass{where}; neither FLOPs nor hours count it")] if steps else []
+    )
+
+
+def _has_limit(plan: RunPlan) -> bool:
+    """Whether layers are computed again only where a micro batch would keep too much."""
+    return any(segment.activation_bytes is not None for segment in plan.segments)
+
+
+def _kept(segment: Segment) -> list[str]:
+    """What autograd keeps of a micro batch, where that has a limit."""
+    if segment.activation_bytes is None:
+        return []
+    return [f"{segment.activation_bytes / 1e9:.3g} GB{', recomputed' if segment.recomputes else ''}"]
+
+
 def _grows(plan: RunPlan) -> bool:
     """Whether micro batches are larger anywhere than the job's."""
     return any(segment.micro_batch > plan.batch.micro_batch for segment in plan.segments)
@@ -217,6 +243,7 @@ def _segment_rows(plan: RunPlan) -> list[list[str]]:
             f"{s.workers}",
             *([f"{s.micro_batch}"] if _grows(plan) else []),
             f"{s.accumulation}",
+            *_kept(s),
             f"{plan.lr(s.stop - 1):.3g}",
             f"{1 - plan.layer_tokens(s.stop) / (plan.layer_tokens_full * s.stop / plan.steps):.1%}",
         ]

@@ -80,6 +80,8 @@ class ExperimentConfig:
         self.train.check(steps=self.steps, dropout=self.model.dropout)
         if self.train.compile == "static":
             self._check_static()
+        for plan in (self.plan, self._longest_plan):
+            self.train.check_activations(plan)
         if self.drop.keeps_special:
             self._check_special_tokens()
 
@@ -216,6 +218,12 @@ class ExperimentConfig:
         expected = self._fixed_plan(undecided).layer_tokens(self.steps)
         return self._fixed_plan(self.drop, lr_layer_tokens=expected)
 
+    @property
+    def _longest_plan(self) -> RunPlan:
+        """The plan whose kept lengths end highest of all that may be decided: who grows last has most left to spend."""
+        always = {key: one.always(self.clock, wants=False).decided for key, one in self.drop.adaptive.items()}
+        return self._fixed_plan(self.drop.with_decided(always)) if always else self.plan
+
     def _fixed_plan(self, drop: DropConfig, *, lr_layer_tokens: int | None = None) -> RunPlan:
         train, head_tokens = self.train, self.task.head_tokens(self)
         shape = replace(self.model.shape, head_drops=drop.cuts, head_tokens=head_tokens)
@@ -243,6 +251,6 @@ class ExperimentConfig:
                 decay=train.decay,
                 cooldown_steps=round(self.clock.steps(train.cooldown)),
                 sharing=train.sharing,
-                growth=train.growth,
+                growth=train.growth(dropout=self.model.dropout),
                 lr_layer_tokens=lr_layer_tokens,
             )

@@ -2,16 +2,20 @@
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
+from tokendrop.schedule.activations import Activations
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.learning_rate import Decay
 from tokendrop.schedule.micro_batch import MicroBatchGrowth, TokensAtOnce
-from tokendrop.schedule.plan import LrClock
+from tokendrop.schedule.plan import LrClock, RunPlan
 from tokendrop.schedule.traffic import Sharing
 
 # DeepSpeed's ZeRO is mapped to AdamW's moments; Muon needs each matrix whole
 STRATEGIES_OF = {"adamw": ("ddp", "fsdp", "deepspeed"), "sgd": ("ddp", "fsdp"), "muon": ("ddp",)}
+_BYTES = re.compile(r"(?P<amount>[0-9]{1,9}(\.[0-9]{1,9})?) ?(?P<unit>[MGT]i?B)")
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _MOST_TRACED = 100  # steps; each of them takes megabytes
 
 
@@ -74,8 +78,11 @@ class TrainConfig:
     compile: bool | Literal["static"] = False
     """torch.compile each layer, before the first step: two graphs, however many kept lengths; or static, a faster one
     for each of them. Worth it on GPUs."""
-    activation_checkpointing: bool = False
-    """Compute each layer's activations again in the backward pass, from the same kept tokens."""
+    activation_checkpointing: bool | str = False
+    """Compute each layer's activations again in the backward pass, from the same kept tokens. Bytes, such as `20 GB`:
+    only in those parts of the run whose micro batch would keep more than that on a worker. Kept are activations, the
+    head's gradient and autocast's copies of weights; not weights, gradients, optimizer state and what is there for
+    moments. Losses and weights are the same, bit for bit."""
     strategy: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
     """How workers hold the model: all of it each, or shares. A run that goes on may do so under another strategy."""
     zero_stage: Literal[1, 2, 3] | None = None
@@ -90,11 +97,33 @@ class TrainConfig:
         return stages[self.zero_stage or 1] if self.strategy == "deepspeed" else self.strategy
 
     @property
-    def growth(self) -> MicroBatchGrowth | None:
-        """How micro batches grow where kept lengths are short."""
-        if self.tokens_per_micro_batch is None:
+    def activation_limit(self) -> int | None:
+        """Bytes that a micro batch may keep before layers are computed again; None for no such limit.
+
+        Raises:
+            ValueError: the text is no amount of bytes.
+        """
+        if isinstance(self.activation_checkpointing, bool):
             return None
-        return MicroBatchGrowth(tokens=self.tokens_per_micro_batch, recomputes=self.activation_checkpointing)
+        match = _BYTES.fullmatch(self.activation_checkpointing)
+        if match is None:
+            raise ValueError(
+                "activation_checkpointing: want true, false, or bytes such as 20 GB or 16 GiB, got"
+                f" {self.activation_checkpointing!r}"
+            )
+        return int(Fraction(match["amount"]) * _UNITS[match["unit"]])
+
+    def growth(self, *, dropout: float) -> MicroBatchGrowth:
+        """How the micro batches of a model with such dropout grow where kept lengths are short, and what they keep."""
+        exact = 8 if self.precision == "fp64" else 4
+        activations = Activations(
+            recomputed=self.activation_checkpointing is True,
+            limit=self.activation_limit,
+            exact_bytes=exact,
+            product_bytes=2 if self.precision == "bf16" else exact,
+            has_dropout=dropout > 0,
+        )
+        return MicroBatchGrowth(tokens=self.tokens_per_micro_batch, activations=activations)
 
     @property
     def groups(self) -> str:
@@ -121,6 +150,16 @@ class TrainConfig:
                 " number of workers; want model.dropout: 0, or leave it out"
             )
 
+    def check_activations(self, plan: RunPlan) -> None:
+        """Raises ValueError where a micro batch keeps too much although its layers are computed again."""
+        kept, start = max((segment.activation_bytes or 0, -segment.start) for segment in plan.segments)
+        if self.activation_limit is not None and kept > self.activation_limit:
+            raise ValueError(
+                f"train.activation_checkpointing: from step {-start} on a micro batch keeps {kept / 1e9:.4g} GB even"
+                f" with its layers computed again, got {self.activation_checkpointing!r}; want more, or a smaller"
+                " train.micro_batch"
+            )
+
     def __post_init__(self) -> None:
         if self.length.unit == "%" or self.length.amount <= 0:
             raise ValueError(f"length: want steps, tokens or epochs, more than 0, got {self.length}")
@@ -129,6 +168,11 @@ class TrainConfig:
             raise ValueError(f"want global_batch and micro_batch of at least 1, got {sizes}")
         if isinstance(self.tokens_per_micro_batch, int) and self.tokens_per_micro_batch < 1:
             raise ValueError(f"tokens_per_micro_batch: want at least 1, or auto, got {self.tokens_per_micro_batch}")
+        if self.activation_limit is not None and self.precision == "auto":
+            raise ValueError(
+                "activation_checkpointing: how many bytes are kept is a matter of precision, which 'auto' leaves to the"
+                " device; want precision bf16, fp32 or fp64 beside it"
+            )
         if self.strategy == "deepspeed" and self.precision == "fp64":
             raise ValueError(
                 "precision: strategy 'deepspeed' keeps weights in fp32; want auto, bf16 or fp32, got 'fp64'"

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from tokendrop.config.model import BertConfig
 from tokendrop.models.attention import masked_attention
 from tokendrop.models.batch import BertBatch, ExampleBatch
+from tokendrop.models.layer import Layer
 from tokendrop.models.loss import HeadLoss, head_loss
 
 # Dimensions: B micro batch, S tokens (kept ones in a dropped layer), D width, H heads, W head width, V vocabulary,
@@ -51,15 +52,15 @@ class Mlp(nn.Module):
         return self.down(F.gelu(self.up(x_BSD)))
 
 
-class Block(nn.Module):
+class Block(Layer):
     """One layer: attention, then MLP, each added to its input; normalized after that (BERT) or before (Megatron-LM)."""
 
-    def __init__(self, config: BertConfig, *, recompute: bool) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.attention, self.norm_1 = Attention(config), nn.LayerNorm(config.width, _EPS)
         self.mlp, self.norm_2 = Mlp(config), nn.LayerNorm(config.width, _EPS)
         self.dropout = nn.Dropout(config.dropout)
-        self.normalizes_first, self.recompute = config.norm == "pre", recompute
+        self.normalizes_first = config.norm == "pre"
 
     def forward(self, x_BSD: Tensor, attention_mask: Tensor) -> Tensor:
         """
@@ -81,7 +82,7 @@ class Block(nn.Module):
 class BertEncoder(nn.Module):
     """Embeddings and layers, to which a model adds its heads."""
 
-    def __init__(self, config: BertConfig, *, activation_checkpointing: bool = False) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.width)
@@ -90,7 +91,7 @@ class BertEncoder(nn.Module):
         self.norm = nn.LayerNorm(config.width, _EPS)
         """Of the embeddings, or where layers normalize first of the last layer's output."""
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, recompute=activation_checkpointing) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
 
     def hidden(self, input_ids_BS: Tensor, token_types_BS: Tensor, attention_mask_BS: Tensor) -> Tensor:
         """Hidden states of the last layer, (B, S, D).
@@ -138,15 +139,13 @@ class BertLoss(NamedTuple):
 class Bert(BertEncoder):
     """A BERT whose head for masked tokens is tied to its token embedding."""
 
-    def __init__(
-        self, config: BertConfig, *, sentence_head: bool, most_labels: int, activation_checkpointing: bool = False
-    ) -> None:
+    def __init__(self, config: BertConfig, *, sentence_head: bool, most_labels: int) -> None:
         """
         Args:
             sentence_head: whether it tells right pairs of sentences from wrong ones.
             most_labels: masked tokens of a sequence, at most.
         """
-        super().__init__(config, activation_checkpointing=activation_checkpointing)
+        super().__init__(config)
         self.most_labels, width = most_labels, config.width
         self.transform, self.transform_norm = nn.Linear(width, width), nn.LayerNorm(width, _EPS)
         self.bias_V = nn.Parameter(torch.zeros(config.vocab_size))
@@ -205,12 +204,12 @@ class ClassifierLoss(NamedTuple):
 class BertClassifier(BertEncoder):
     """A BERT with a head for examples: it gives each a label or a number, or chooses one of several sequences."""
 
-    def __init__(self, config: BertConfig, *, outputs: int, activation_checkpointing: bool = False) -> None:
+    def __init__(self, config: BertConfig, *, outputs: int) -> None:
         """
         Args:
             outputs: labels; 1 where sequences are to be chosen from, or a number is wanted.
         """
-        super().__init__(config, activation_checkpointing=activation_checkpointing)
+        super().__init__(config)
         self.pooler, self.classifier = nn.Linear(config.width, config.width), nn.Linear(config.width, outputs)
         self._initialize()
 

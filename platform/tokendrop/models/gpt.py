@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokendrop.config.model import GptConfig
 from tokendrop.models.attention import causal_attention
+from tokendrop.models.layer import Layer
 from tokendrop.models.loss import head_loss
 
 # Dimensions: B micro batch, S tokens (kept ones in a dropped layer), D width, H heads, W head width, V vocabulary.
@@ -54,15 +55,14 @@ class Mlp(nn.Module):
         return self.down(F.gelu(self.up(x_BSD), approximate="tanh"))
 
 
-class Block(nn.Module):
+class Block(Layer):
     """One layer: attention, then MLP, each normalized first and added to its input."""
 
-    def __init__(self, config: GptConfig, *, recompute: bool) -> None:
+    def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.norm_1, self.attention = nn.LayerNorm(config.width), Attention(config)
         self.norm_2, self.mlp = nn.LayerNorm(config.width), Mlp(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.recompute = recompute
 
     def forward(
         self, x_BSD: Tensor, position_embeddings: Rotary | None = None, attention_mask: Tensor | None = None
@@ -79,14 +79,14 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """A GPT whose head is tied to its token embedding."""
 
-    def __init__(self, config: GptConfig, *, activation_checkpointing: bool = False) -> None:
+    def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.width)
         learned = config.positions == "learned"
         self.positions = nn.Embedding(config.sequence_length, config.width) if learned else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, recompute=activation_checkpointing) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self._initialize()
 

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokendrop.config.model import VitConfig
 from tokendrop.models.attention import full_attention
+from tokendrop.models.layer import Layer
 
 # Dimensions: B micro batch, C channels, X and Y pixels, S tokens (kept ones in a dropped layer), D width, H heads,
 # W head width, K classes.
@@ -47,15 +48,14 @@ class Mlp(nn.Module):
         return self.fc2(F.gelu(self.fc1(x_BSD)))
 
 
-class Block(nn.Module):
+class Block(Layer):
     """One layer: attention, then MLP, each normalized first and added to its input."""
 
-    def __init__(self, config: VitConfig, *, recompute: bool) -> None:
+    def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(config.width, _EPS), Attention(config)
         self.norm2, self.mlp = nn.LayerNorm(config.width, _EPS), Mlp(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.recompute = recompute
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         if self.recompute and self.training:
@@ -90,14 +90,14 @@ class VitLoss(NamedTuple):
 class Vit(nn.Module):
     """A ViT that classifies images by its [CLS] token."""
 
-    def __init__(self, config: VitConfig, *, activation_checkpointing: bool = False) -> None:
+    def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.config = config
         self.cls_token = nn.Parameter(torch.empty(1, 1, config.width))
         self.pos_embed = nn.Parameter(torch.empty(1, config.sequence_length, config.width))
         self.patch_embed = PatchEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, recompute=activation_checkpointing) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, _EPS)
         self.head = nn.Linear(config.width, config.classes)
         self._initialize()

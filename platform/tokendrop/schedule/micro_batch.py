@@ -1,9 +1,10 @@
 """How many sequences a worker runs at a time where layers see fewer tokens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tokendrop.schedule.activations import KEPT, Activations
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape, Work
 
@@ -14,11 +15,12 @@ TokensAtOnce = int | Literal["auto"]
 class MicroBatchGrowth:
     """Lets more sequences run at a time the fewer tokens layers see, so that short kept lengths keep a device busy."""
 
-    tokens: TokensAtOnce
+    tokens: TokensAtOnce | None = None
     """Tokens that a dropped layer sees at a time, at most; auto: as many sequences as keep no more activations than a
-    micro batch at full length does."""
-    recomputes: bool = False
-    """Whether activations are computed again in the backward pass: then only what goes into each layer is kept."""
+    micro batch at full length does; None: no growth."""
+    activations: Activations = KEPT
+    """What micro batches keep. Where that has a limit, growth stays within it and has no layer computed again: where
+    even a micro batch needs that, none grows."""
 
     def most_sequences(self, batch: BatchSplit, shape: ModelShape, *, work: Sequence[Work], kept: int) -> int:
         """Sequences that may run at a time, at least a micro batch; no more where layers run on some of them alone, for
@@ -29,28 +31,22 @@ class MicroBatchGrowth:
             work: of all layers in one step.
             kept: tokens of a sequence that reach the head where dropped ones do not.
         """
-        sequences = batch.global_batch
-        if any(some < sequences for _, some, _ in work):
-            return batch.micro_batch
+        keeps, size, full = self.activations, batch.micro_batch, shape.sequence_length
+        again = keeps.recomputes(shape, work, sequences=size, kept=kept)
+        is_even = all(some == batch.global_batch for _, some, _ in work)
+        if self.tokens is None or not is_even or (again and keeps.limit is not None):
+            return size
+        each = [(layers, 1, tokens) for layers, _, tokens in work]
+        of_one = keeps.growing_bytes(shape, each, sequences=1, kept=kept, again=again)
         if self.tokens == "auto":
-            full = self._activations(shape, [(shape.layers, 1, shape.sequence_length)], 1, shape.sequence_length)
-            most = batch.micro_batch * full * sequences // self._activations(shape, work, sequences, kept)
+            whole = keeps.growing_bytes(shape, [(shape.layers, 1, full)], sequences=1, kept=full, again=again)
+            most = size * whole // of_one
         else:
-            shorter = [tokens for _, _, tokens in work if tokens < shape.sequence_length]
-            most = self.tokens // max(shorter, default=shape.sequence_length)
-        return max(most, batch.micro_batch)
+            most = self.tokens // max((tokens for _, _, tokens in work if tokens < full), default=full)
+        if keeps.limit is not None:
+            most = min(most, (keeps.limit - keeps.fixed_bytes(shape, again=again)) // of_one)
+        return max(most, size)
 
-    def _activations(self, shape: ModelShape, work: Iterable[Work], sequences: int, kept: int) -> int:
-        """Numbers that the forward pass keeps for the backward pass.
 
-        A layer keeps 8 times the width and twice the MLP's for each token: 34 bytes of the width in 16 bits, less the
-        masks of dropout (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1). Attention keeps no scores. Embedding,
-        last norm and head keep 4 times the width: the head's logits go by chunks.
-        """
-        of_a_layer = 8 * shape.width + 2 * shape.mlp_width
-        outside = 4 * shape.width * sequences * (kept if shape.head_drops else shape.sequence_length)
-        layer_tokens = sum(layers * some * tokens for layers, some, tokens in work)
-        if not self.recomputes:
-            return outside + of_a_layer * layer_tokens
-        largest = max(some * tokens for layers, some, tokens in work if layers)
-        return outside + shape.width * layer_tokens + of_a_layer * largest
+NO_GROWTH = MicroBatchGrowth()
+"""Every segment runs in the job's micro batches, and keeps what they compute."""

@@ -10,7 +10,7 @@ from typing import Literal
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape, Work
 from tokendrop.schedule.learning_rate import Decay, LearningRate
-from tokendrop.schedule.micro_batch import MicroBatchGrowth
+from tokendrop.schedule.micro_batch import NO_GROWTH, MicroBatchGrowth
 from tokendrop.schedule.routes import Counts, Routes, RouteSchedule, stages
 from tokendrop.schedule.traffic import Sharing
 
@@ -35,6 +35,10 @@ class Segment:
     micro_batch: int
     """Sequences that each of the planned workers runs at a time, as many of the plan's micro batches as fit."""
     accumulation: int
+    recomputes: bool
+    """Whether layers are computed again in the backward pass; no FLOPs are counted for that."""
+    activation_bytes: int | None
+    """That autograd keeps of one of the run's micro batches, before any are run as one; None where it has no limit."""
     layer_tokens_before: int
     layer_tokens_per_step: int
     flops_before: int
@@ -180,7 +184,7 @@ def build_plan(
     counts: Counts = "tokens",
     learned: bool = False,
     lr_layer_tokens: int | None = None,
-    growth: MicroBatchGrowth | None = None,
+    growth: MicroBatchGrowth = NO_GROWTH,
 ) -> RunPlan:
     """Lay out a run.
 
@@ -191,7 +195,7 @@ def build_plan(
             as many steps consume at full length (appendix C).
         cooldown_steps: of the decay `wsd`, by the same rule.
         learned: whether a linear map of each token to one number, before each span, chooses who stays.
-        growth: of micro batches where kept lengths are short; none when left out.
+        growth: of micro batches where kept lengths are short, and what they keep; none when left out.
         lr_layer_tokens: that a learning rate on the layer-token clock decays over; those of the run when left out.
     Raises:
         ValueError: the pieces do not fit together.
@@ -225,7 +229,7 @@ def _segments(
     routes: Routes,
     shape: ModelShape,
     batch: BatchSplit,
-    growth: MicroBatchGrowth | None,
+    growth: MicroBatchGrowth,
 ) -> Iterator[Segment]:
     distinct = list(dict.fromkeys(route.kept for route in schedules))
     numbers = [distinct.index(route.kept) for route in schedules]
@@ -237,8 +241,7 @@ def _segments(
         seen, dropped = sum(map(_layer_tokens, work)), layers.total()
         mean = _rounded(seen, dropped * batch.global_batch) if dropped else shape.sequence_length
         work.append((shape.layers - dropped, batch.global_batch, shape.sequence_length))
-        most = batch.micro_batch if growth is None else growth.most_sequences(batch, shape, work=work, kept=mean)
-        split = batch.merged(most)
+        most = growth.most_sequences(batch, shape, work=work, kept=mean)
         segment = Segment(
             start=start,
             stop=stop,
@@ -247,8 +250,10 @@ def _segments(
             routes=routes,
             workers=batch.world_size,
             most_sequences=most,
-            micro_batch=split.micro_batch,
+            micro_batch=(split := batch.merged(most)).micro_batch,
             accumulation=split.accumulation,
+            recomputes=growth.activations.recomputes(shape, work, sequences=batch.micro_batch, kept=mean),
+            activation_bytes=growth.activations.limited_bytes(shape, work, sequences=batch.micro_batch, kept=mean),
             layer_tokens_before=layer_tokens,
             layer_tokens_per_step=sum(map(_layer_tokens, work)),
             flops_before=flops,

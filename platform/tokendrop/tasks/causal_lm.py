@@ -28,8 +28,8 @@ class CausalLmTask:
         assert isinstance(config.model, GptConfig)
         self.config, self.model_config = config, config.model
 
-    def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> Gpt:
-        return build_model(self.model_config, seed=seed, activation_checkpointing=activation_checkpointing)
+    def build_model(self, *, seed: int) -> Gpt:
+        return build_model(self.model_config, seed=seed)
 
     def layers(self, model: nn.Module) -> nn.ModuleList:
         return _gpt(model).blocks

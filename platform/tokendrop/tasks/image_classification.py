@@ -34,8 +34,8 @@ class ImageClassificationTask:
         self.config, self.model_config, self.form = config, config.model, config.task
         self.are_new = ("head.",) if config.model.new_head else ()
 
-    def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> Vit:
-        return build_vit(self.model_config, seed=seed, activation_checkpointing=activation_checkpointing)
+    def build_model(self, *, seed: int) -> Vit:
+        return build_vit(self.model_config, seed=seed)
 
     def layers(self, model: nn.Module) -> nn.ModuleList:
         return _vit(model).blocks

@@ -33,13 +33,12 @@ class MaskedLmTask:
         assert isinstance(config.model, BertConfig)
         self.config, self.model_config, self.pairs = config, config.model, config.data.pairs
 
-    def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> Bert:
+    def build_model(self, *, seed: int) -> Bert:
         return build_bert(
             self.model_config,
             sentence_head=self.pairs.sentence_task != "none",
             most_labels=self.pairs.most_labels(self.model_config.sequence_length),
             seed=seed,
-            activation_checkpointing=activation_checkpointing,
         )
 
     def layers(self, model: nn.Module) -> nn.ModuleList:

@@ -35,9 +35,8 @@ class TextClassificationTask:
         """Sequences of an example."""
         return len(self.form.labels) if self.form.choices else 1
 
-    def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> BertClassifier:
-        how = {"seed": seed, "activation_checkpointing": activation_checkpointing}
-        return build_classifier(self.model_config, outputs=self.form.outputs, **how)
+    def build_model(self, *, seed: int) -> BertClassifier:
+        return build_classifier(self.model_config, outputs=self.form.outputs, seed=seed)
 
     def layers(self, model: nn.Module) -> nn.ModuleList:
         return _classifier(model).blocks

@@ -16,6 +16,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch
+from tokendrop.models.layer import recompute_layers
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.adaptive import Decisions, kept_by_schedule
 from tokendrop.train.checkpoint import Checkpoints
@@ -179,6 +180,7 @@ def accumulate(
     data_time = 0.0
     segment = plan.at(step)
     split = plan.split(segment, components.world_size)
+    recompute_layers(components.engine.model, again=segment.recomputes)
     for batch, waited in micro_batches(config, components, step, segment.kept_length, size=split.micro_batch):
         if (dropping := components.dropping) is not None:
             draw(config, plan, dropping, batch, step=step, kept=segment.kept_by_route, scores=components.scores)

@@ -62,10 +62,11 @@ class Task(Protocol):
     are_new: Sequence[str]
     """How the names of those begin that keep them whatever it has."""
 
-    def build_model(self, *, seed: int, activation_checkpointing: bool = False) -> nn.Module:
+    def build_model(self, *, seed: int) -> nn.Module:
         """The model with the weights that training begins with, the same on every rank for one seed.
 
-        Its parameters' names are those of its checkpoints.
+        Its parameters' names are those of its checkpoints. Layers that `train.activation_checkpointing` is to reach are
+        a `tokendrop.models.layer.Layer`.
         """
         ...
 

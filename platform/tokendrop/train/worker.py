@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.method import ROUTER, Dropping
+from tokendrop.models.layer import recompute_layers
 from tokendrop.schedule.shapes import layer_shapes
 from tokendrop.train.device import compile_layers, pick_dtype
 from tokendrop.train.dropping import attach_method, with_added_loss
@@ -38,8 +39,7 @@ def build_engine(
     """
     task, training = config.task.build(config), config.train
     dtype = pick_dtype(training.precision, device)
-    model = task.build_model(seed=config.seed, activation_checkpointing=training.activation_checkpointing)
-    model = model.to(device, torch.promote_types(dtype, torch.float32))
+    model = task.build_model(seed=config.seed).to(device, torch.promote_types(dtype, torch.float32))
     layers = task.layers(model)
     dropping = attach_method(config, model, layers)
     if initial is not None:
@@ -48,6 +48,7 @@ def build_engine(
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         shapes = len(layer_shapes(config.plan, world_size=world_size))
         compile_layers(layers, static=training.compile == "static", shapes=shapes)
+    recompute_layers(model, again=config.plan.at(0).recomputes)  # for benchmarks; the loop asks the plan
     return apply_strategy(model, layers, with_added_loss(task.loss, dropping), training, dtype), dropping
 
 
