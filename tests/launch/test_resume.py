@@ -35,6 +35,7 @@ ANOTHER: dict[str, tuple[object, str, str]] = {
     "train__beta2": (0.5, "0.95", "0.5"),
     "train__epsilon": (1e-7, "1e-08", "1e-07"),
     "train__max_grad_norm": (2.0, "1.0", "2.0"),
+    "train__optimizer_state": ("bf16", "fp32", "bf16"),
     "train__precision": ("fp32", "fp64", "fp32"),
     "drop__schedule__start": (5, "4", "5"),
     "drop__schedule__until": ("70%", "80 %", "70 %"),

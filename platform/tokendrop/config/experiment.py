@@ -237,7 +237,7 @@ class ExperimentConfig:
         with naming(drop.usual[0]):
             check_countable(list(dict.fromkeys(route.kept for route in routes)), self.steps)
         with naming("train.warmup"):
-            return build_plan(
+            plan = build_plan(
                 steps=self.steps,
                 routes=routes,
                 counts=drop.counts,
@@ -254,3 +254,4 @@ class ExperimentConfig:
                 growth=train.growth(dropout=self.model.dropout),
                 lr_layer_tokens=lr_layer_tokens,
             )
+        return replace(plan, state_bytes=train.state_bytes)

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Literal
 
 from tokendrop.schedule.activations import Activations
+from tokendrop.schedule.device import STATE_BYTES
 from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.learning_rate import Decay
 from tokendrop.schedule.micro_batch import MicroBatchGrowth, TokensAtOnce
@@ -16,6 +17,10 @@ from tokendrop.schedule.traffic import Sharing
 STRATEGIES_OF = {"adamw": ("ddp", "fsdp", "deepspeed"), "sgd": ("ddp", "fsdp"), "muon": ("ddp",)}
 _BYTES = re.compile(r"(?P<amount>[0-9]{1,9}(\.[0-9]{1,9})?) ?(?P<unit>[MGT]i?B)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+# A moment in bf16 has 8 bits: rounded to the nearest, what changes it by less than 2**-8 of itself may be lost. A step
+# changes it by 1 - beta of what it lacks, so it may stay off by 2**-8 / (1 - beta) of itself: 8% at 0.95, 20% at 0.98,
+# by which Adam's steps are off by 10%; at 0.996 by all of it, and it would never decay.
+_MOST_BETA_IN_BF16 = 0.98
 _MOST_TRACED = 100  # steps; each of them takes megabytes
 
 
@@ -68,6 +73,9 @@ class TrainConfig:
     """muon: for the layers' matrices, with adamw for embeddings, biases, norms and heads."""
     momentum: float = 0.9
     """Of sgd and muon; for muon 0.95 is usual."""
+    optimizer_state: Literal["fp32", "bf16"] = "fp32"
+    """bf16: moments are kept in bf16 between steps, in half of the memory, and in checkpoints; updates are computed as
+    exact as the weights. fp32: as the weights. A checkpoint of the one is read as the other, as at a fork."""
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
@@ -95,6 +103,11 @@ class TrainConfig:
         """How workers share the model out."""
         stages: dict[int, Sharing] = {1: "zero_1", 2: "zero_2", 3: "zero_3"}
         return stages[self.zero_stage or 1] if self.strategy == "deepspeed" else self.strategy
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one parameter in a checkpoint: the weight and two moments, AdamW's; others have no more."""
+        return STATE_BYTES if self.optimizer_state == "fp32" else 4 + 2 * 2
 
     @property
     def activation_limit(self) -> int | None:
@@ -135,7 +148,8 @@ class TrainConfig:
             "muon": f"muon, momentum {self.momentum:g}, of the layers' matrices;"
             f" adamw ({self.beta1:g}, {self.beta2:g}) of the rest",
         }
-        return f"{of[self.optimizer]}; {decay}"
+        state = "; state in bf16" if self.optimizer_state == "bf16" else ""
+        return f"{of[self.optimizer]}; {decay}{state}"
 
     def check(self, *, steps: int, dropout: float) -> None:
         """Raises ValueError where so many steps of a model with such dropout can't be trained so."""
@@ -184,6 +198,8 @@ class TrainConfig:
             )
         if not 0 <= self.momentum < 1:
             raise ValueError(f"want 0 <= momentum < 1, got {self.momentum:g}")
+        if self.optimizer_state == "bf16":
+            self._check_bf16_state()
         if self.compile and self.zero_stage == 3:
             raise ValueError("compile: not with zero_stage=3, whose gathering breaks graphs; want strategy 'fsdp'")
         if self.strategy != "deepspeed" and self.zero_stage is not None:
@@ -194,3 +210,17 @@ class TrainConfig:
             raise ValueError("want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"want 0 <= beta1, beta2 < 1, got {self.beta1}, {self.beta2}")
+
+    def _check_bf16_state(self) -> None:
+        if self.strategy == "deepspeed":
+            raise ValueError(
+                "optimizer_state: strategy 'deepspeed' keeps it in fp32; want strategy ddp or fsdp for bf16"
+            )
+        adam = {} if self.optimizer == "sgd" else {"beta1": self.beta1, "beta2": self.beta2}
+        decays = adam if self.optimizer == "adamw" else {"momentum": self.momentum, **adam}
+        for key, decay in decays.items():
+            if decay > _MOST_BETA_IN_BF16:
+                raise ValueError(
+                    f"{key}: with optimizer_state 'bf16', whose 8 bits lose smaller changes, want at most"
+                    f" {_MOST_BETA_IN_BF16:g}, got {decay:g}"
+                )

@@ -10,7 +10,8 @@ from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.traffic import Passes, Sharing, traffic
 
-_STATE_BYTES = 12  # of one parameter in a checkpoint: the weight and AdamW's two moments, float32
+STATE_BYTES = 12
+"""Of one parameter in a checkpoint: the weight and AdamW's two moments, float32."""
 _MOST_LOSSES = 3600  # of a node in an hour
 _BACKWARD = 2 / 3  # share of a micro batch's time, as of its FLOPs
 
@@ -192,7 +193,14 @@ class DeviceProfile:
         return self.within_node.ring_s(passes, inside) + self.between_nodes.ring_s(passes, nodes)
 
     def pause_s(
-        self, shape: ModelShape, *, before: int, after: int, sharing: Sharing = "ddp", saves: bool = True
+        self,
+        shape: ModelShape,
+        *,
+        before: int,
+        after: int,
+        sharing: Sharing = "ddp",
+        state_bytes: int = STATE_BYTES,
+        saves: bool = True,
     ) -> float:
         """Seconds of one change of workers: a checkpoint written, the new workers, the checkpoint restored.
 
@@ -200,9 +208,10 @@ class DeviceProfile:
         goes on to all that hold it: under DDP everything to everybody, else to each its share.
 
         Args:
+            state_bytes: of one parameter in a checkpoint, its optimizer state among them.
             saves: whether a checkpoint is written; after a loss it is not.
         """
-        size = shape.parameters * _STATE_BYTES
+        size = shape.parameters * state_bytes
         holds = Passes(gathered=size, messages=1)
         handed_s = self.exchange_s(holds, after) if sharing == "ddp" else self._handed_s(size, before, after)
         saved_s = size / self.checkpoint_bytes_per_s if saves else 0.0

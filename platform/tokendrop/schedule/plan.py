@@ -9,6 +9,7 @@ from typing import Literal
 
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape, Work
+from tokendrop.schedule.device import STATE_BYTES
 from tokendrop.schedule.learning_rate import Decay, LearningRate
 from tokendrop.schedule.micro_batch import NO_GROWTH, MicroBatchGrowth
 from tokendrop.schedule.routes import Counts, Routes, RouteSchedule, stages
@@ -77,6 +78,8 @@ class RunPlan:
     learning_rate: LearningRate
     sharing: Sharing = "ddp"
     """How workers share the model out, which decides what they send each other."""
+    state_bytes: int = STATE_BYTES
+    """Of one parameter in a checkpoint, its optimizer state among them."""
 
     @property
     def steps(self) -> int:

@@ -146,7 +146,13 @@ def step_s(plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int
 
 def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> float:
     """Seconds of one change of workers; 0 where they stay as many."""
-    return profile.pause_s(plan.shape, before=before, after=after, sharing=plan.sharing) if before != after else 0.0
+    return change_s(plan, profile, before, after) if before != after else 0.0
+
+
+def change_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int, *, saves: bool = True) -> float:
+    """Seconds until others, or as many anew, train in the workers' place; after a loss no checkpoint is written."""
+    how = {"before": before, "after": after, "state_bytes": plan.state_bytes}
+    return profile.pause_s(plan.shape, **how, sharing=plan.sharing, saves=saves)
 
 
 def losses_s(
@@ -163,7 +169,7 @@ def losses_s(
         return 0.0, 0.0
     nodes, one_s = ceil(workers / profile.devices_per_node), step_s(plan, profile, segment, workers)
     losses = profile.node_losses_per_hour / _HOUR_S * nodes * (segment.stop - segment.start) * one_s
-    restart_s = profile.pause_s(plan.shape, before=workers, after=workers, sharing=plan.sharing, saves=False)
+    restart_s = change_s(plan, profile, workers, workers, saves=False)
     held_up_s, waited_s = restart_s + min(checkpoint_steps, plan.steps) / 2 * one_s, profile.node_start_s or 0.0
     waiting = (nodes - 1) * profile.devices_per_node
     return losses * (held_up_s + waited_s), losses * (held_up_s * workers + waited_s * waiting)

@@ -15,7 +15,7 @@ from random import Random
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.nodes import Nodes
 from tokendrop.schedule.plan import RunPlan
-from tokendrop.schedule.scaling import step_s
+from tokendrop.schedule.scaling import change_s, step_s
 
 _HOUR_S = 3600.0
 _SETTLE_S = 2.0  # before fewer workers follow a group that failed, as in elastic/decide.py
@@ -84,9 +84,7 @@ class Simulation:
     def restart_s(self, before: int, after: int) -> float:
         """Seconds until workers train who begin from a checkpoint of others."""
         if (before, after) not in self._restarts:
-            self._restarts[before, after] = self.profile.pause_s(
-                self.plan.shape, before=before, after=after, sharing=self.plan.sharing, saves=False
-            )
+            self._restarts[before, after] = change_s(self.plan, self.profile, before, after, saves=False)
         return self._restarts[before, after]
 
     @cached_property
@@ -96,8 +94,7 @@ class Simulation:
     @cached_property
     def save_s(self) -> float:
         """Seconds in which a checkpoint is written that workers wait for."""
-        whole = self.profile.pause_s(self.plan.shape, before=1, after=1, sharing=self.plan.sharing)
-        return whole - self.restart_s(1, 1)
+        return change_s(self.plan, self.profile, 1, 1) - self.restart_s(1, 1)
 
 
 class StepClock:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from tokendrop.config.train import TrainConfig
+from tokendrop.train.optimizer_state import Bf16AdamW, Bf16Muon, Bf16Sgd
 
 
 def build_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
@@ -19,14 +20,16 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
     matrices = _matrices_of_layers(model) if config.optimizer == "muon" else []
     taken = {id(parameter) for parameter in matrices}
     others = _groups([parameter for parameter in parameters if id(parameter) not in taken], config.weight_decay)
+    is_bf16 = config.optimizer_state == "bf16"
+    sgd, adamw, muon = (Bf16Sgd, Bf16AdamW, Bf16Muon) if is_bf16 else (SGD, AdamW, Muon)
     if config.optimizer == "sgd":
-        return [SGD(others, lr=config.peak_lr, momentum=config.momentum)]
+        return [sgd(others, lr=config.peak_lr, momentum=config.momentum)]
     betas = config.beta1, config.beta2
-    adamw = AdamW(others, lr=config.peak_lr, betas=betas, eps=config.epsilon, fused=True)
+    rest = adamw(others, lr=config.peak_lr, betas=betas, eps=config.epsilon, fused=True)
     if config.optimizer == "adamw":
-        return [adamw]
+        return [rest]
     how = {"momentum": config.momentum, "weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-    return [Muon(matrices, lr=config.peak_lr, **how), adamw]
+    return [muon(matrices, lr=config.peak_lr, **how), rest]
 
 
 def _groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, object]]:
