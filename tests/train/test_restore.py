@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from groups import go_by, together
 from mutations import flip_bit
@@ -18,6 +20,7 @@ from tokendrop.errors import DamagedDataError
 from tokendrop.train.checkpoint import Checkpoints, SetAsideError
 from tokendrop.train.checkpoint_index import committed, committed_step, step_name, write_meta
 from tokendrop.train.engines.base import Engine
+from tokendrop.train.engines.ddp import shared_out
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.worker import build_engine
 
@@ -170,3 +173,43 @@ def test_all_ranks_go_on_from_the_checkpoint_before_a_damaged_one_or_none_does(t
     together(2, go_by, step_name(3), [tmp_path / "damaged", tmp_path / "whole"])
     (tmp_path / "damaged" / step_name(3) / "meta.json").write_text("{torn")
     together(2, go_by, None, [tmp_path / "damaged", tmp_path / "whole"])
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 5))
+def test_what_all_workers_hold_is_saved_by_one_of_them_and_by_all_about_as_much(sizes: list[int], workers: int) -> None:
+    tensors = {f"tensor{number}": [torch.empty(size), torch.empty(size)] for number, size in enumerate(sizes)}
+    owners = shared_out(tensors, workers)
+    assert owners.keys() == tensors.keys()
+    held = [sum(8 * sizes[int(name[6:])] for name in owners if owners[name] == worker) for worker in range(workers)]
+    assert sum(held) == 8 * sum(sizes)
+    assert max(held) - min(held) <= 8 * max(sizes, default=0)
+
+
+def test_a_worker_under_ddp_copies_no_more_than_its_share(tmp_path: Path) -> None:
+    together(2, write_names, tmp_path)
+    first, second = (set((tmp_path / f"{rank}").read_text().split()) for rank in range(2))
+    assert not first & second
+    assert first | second == dict(engine_of(job("ddp", "fp32")).model.named_parameters()).keys()
+
+
+def write_names(folder: Path) -> None:
+    engine = engine_of(job("ddp", "fp32"))
+    train_some(engine, job("ddp", "fp32"))
+    state = engine.state()
+    assert state["model"].keys() == state["optimizer"]["state"].keys()
+    (folder / f"{dist.get_rank()}").write_text(" ".join(state["model"]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_what_a_gpu_saves_is_what_it_holds_each_time(tmp_path: Path) -> None:
+    config = job("ddp", "fp32")
+    engine = build_engine(config, torch.device("cuda", 0))[0]
+    checkpoints = Checkpoints(tmp_path, keep=9, meta={})
+    for step in (1, 2):  # the second time into the memory of the first
+        for parameter in engine.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        engine.step(lr=0.01, max_grad_norm=1.0)
+        checkpoints.save(engine, step)
+        checkpoints.wait()
+        saved = state_of(tmp_path)
+        assert all(torch.equal(saved[name], value.cpu()) for name, value in engine.model.state_dict().items())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 
 from tokendrop.errors import DamagedDataError
 from tokendrop.method import TokenScores
@@ -45,6 +46,7 @@ class Checkpoints:
         shared = dist.is_initialized() and dist.get_world_size() > 1
         self.group: Any = dist.new_group(backend="gloo") if shared else None
         self._is_first = self.group is None or dist.get_rank() == 0
+        self._pinned: AsyncStager | None = None
 
     def save(self, engine: Engine, step: int) -> None:
         """Start saving `step`; training may go on at once. Waits for the save before it."""
@@ -62,10 +64,19 @@ class Checkpoints:
             storage_writer=CheckpointWriter(unfinished, {**self.meta, "step": step}),
             process_group=self.group,
             no_dist=self.group is None,
+            async_stager=self._stager(engine),
         )
         assert isinstance(future, Future)
         self._pending = Future()
         future.add_done_callback(partial(self._commit, self._pending, unfinished, final))
+
+    def _stager(self, engine: Engine) -> AsyncStager | None:
+        """What copies a state before training goes on: from a GPU into pinned memory, which is taken once and kept."""
+        if engine.device.type != "cuda":
+            return None
+        if self._pinned is None:
+            self._pinned = DefaultStager(StagingOptions(use_shared_memory=False, use_async_staging=False))
+        return self._pinned
 
     def wait(self) -> None:
         """Return when the last save is committed.

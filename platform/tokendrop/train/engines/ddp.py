@@ -1,10 +1,12 @@
 """Distributed data parallel: every worker holds the whole model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -29,3 +31,28 @@ class DdpEngine(Engine):
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=self.ddp is None)  # DDP's gradients live in its buckets
+
+    def state(self) -> dict[str, Any]:
+        """As any engine's; but all workers hold the same, so each gives its share alone and copies no more."""
+        whole = super().state()
+        if self.ddp is None:
+            return whole
+        weights, moments = whole["model"], whole["optimizer"]["state"]
+        tensors = {name: [weight, *moments.get(name, {}).values()] for name, weight in weights.items()}
+        assert moments.keys() <= tensors.keys(), "the optimizer has state of what the model does not save"
+        owners = shared_out(tensors, self.world_size)
+        mine = [name for name in tensors if owners[name] == dist.get_rank()]
+        return {
+            "model": {name: weights[name] for name in mine},
+            "optimizer": {"state": {name: moments[name] for name in mine if name in moments}},
+        }
+
+
+def shared_out(tensors: Mapping[str, Sequence[Tensor]], workers: int) -> dict[str, int]:
+    """The worker of each name, so that all have about as many bytes: the largest first, to whoever has the least."""
+    held, owners = [0] * workers, dict[str, int]()
+    sizes = {name: sum(tensor.nbytes for tensor in some) for name, some in tensors.items()}
+    for name in sorted(sizes, key=lambda one: (-sizes[one], one)):
+        owners[name] = held.index(min(held))
+        held[owners[name]] += sizes[name]
+    return owners
