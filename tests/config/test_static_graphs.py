@@ -20,7 +20,8 @@ def test_shapes_are_those_of_every_layer_at_every_step(plan: RunPlan) -> None:
     for step in range(plan.steps):
         segment = plan.at(step)
         kept = segment.kept_by_layer
-        found |= {(segment.micro_batch, kept.get(n, plan.shape.sequence_length)) for n in range(plan.shape.layers)}
+        tokens = {kept.get(layer, plan.shape.sequence_length) for layer in range(plan.shape.layers)}
+        found |= {(segment.micro_batch, some, segment.recomputes) for some in tokens}
     assert layer_shapes(plan) == layer_shapes(plan, world_size=plan.batch.world_size) == found
 
 
@@ -29,8 +30,9 @@ def test_each_kind_of_step_that_lies_ahead_is_there_once_and_none_of_the_past(pl
     for start in {0, plan.steps // 2, plan.steps}:
         kinds = distinct(plan, start=start, world_size=1)
         ahead = [plan.at(step) for step in range(start, plan.steps)]
-        assert {(size, one.kept) for size, one in kinds} == {(plan.split(s, 1).micro_batch, s.kept) for s in ahead}
-        assert len({(size, one.kept) for size, one in kinds}) == len(kinds)
+        found = [(size, one.kept, one.recomputes) for size, one in kinds]
+        assert set(found) == {(plan.split(s, 1).micro_batch, s.kept, s.recomputes) for s in ahead}
+        assert len(set(found)) == len(kinds)
         assert [one.start for _, one in kinds] == sorted(one.start for _, one in kinds)
         assert all(one in ahead for _, one in kinds)
 

@@ -29,6 +29,7 @@ DEFAULT_LIMIT = 8  # graphs of a layer, in torch
 MANY = {"kind": "linear", "start": 3, "until": "80%", "increment": 2}
 FEW = {"kind": "linear", "start": 5, "until": "80%", "increment": 4}
 GROWS: dict[str, Any] = {"train__micro_batch": 2, "train__tokens_per_micro_batch": 24}
+AGAIN: dict[str, Any] = {"train__micro_batch": 4, "train__activation_checkpointing": "0.45 MB"}
 CASES: dict[str, dict[str, Any]] = {
     "many lengths": {"drop__schedule": MANY},
     "rotary, no layer whole": {
@@ -43,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     "cut": {"drop": {"method": "sequence_warmup", "schedule": MANY}, **GROWS},
     "by token loss": {"drop": {"method": "token_bypass", "schedule": MANY}},
     "dropout": {"drop__schedule": MANY, "model__dropout": 0.1, "train__activation_checkpointing": True},
+    "computed again where long": {"drop__schedule": MANY, **AGAIN},
+    "static, computed again where long": {"drop__schedule": FEW, "train__compile": "static", **AGAIN},
     "static, micro batches that grow": {"drop__schedule": FEW, "train__compile": "static", **GROWS},
     "static, cut": {"drop": {"method": "sequence_warmup", "schedule": MANY}, "train__compile": "static", **GROWS},
     "static, layer by layer": {
@@ -106,6 +109,8 @@ def steps(config: ExperimentConfig, parts: TrainComponents, start: int) -> tuple
 def test_no_step_compiles_and_none_shows_what_ran_before(captures: list[float], case: str, start: int) -> None:
     config = job(**CASES[case])
     assert case != "static, layer by layer" or len(layer_shapes(config.plan)) > DEFAULT_LIMIT
+    some_again = "computed again where long" in case
+    assert len({one.recomputes for one in config.plan.segments}) == 1 + some_again
     losses, weights = steps(config, worker(config), start)
 
     torch._dynamo.reset()

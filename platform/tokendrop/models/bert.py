@@ -67,7 +67,7 @@ class Block(Layer):
         Args:
             attention_mask: bool (B, 1, 1, S), False for padding.
         """
-        if self.recompute and self.training:
+        if self.training and self.recompute:
             return checkpoint(self._compute, x_BSD, attention_mask, use_reentrant=False)
         return self._compute(x_BSD, attention_mask)
 

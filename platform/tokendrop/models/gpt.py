@@ -67,7 +67,7 @@ class Block(Layer):
     def forward(
         self, x_BSD: Tensor, position_embeddings: Rotary | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        if self.recompute and self.training:
+        if self.training and self.recompute:
             return checkpoint(self._compute, x_BSD, position_embeddings, attention_mask, use_reentrant=False)
         return self._compute(x_BSD, position_embeddings, attention_mask)
 

@@ -58,7 +58,7 @@ class Block(Layer):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        if self.recompute and self.training:
+        if self.training and self.recompute:
             return checkpoint(self._compute, x_BSD, use_reentrant=False)
         return self._compute(x_BSD)
 

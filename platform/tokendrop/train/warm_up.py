@@ -8,6 +8,7 @@ import torch
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.models.batch import Batch
+from tokendrop.models.layer import recompute_layers
 from tokendrop.schedule.plan import Segment
 from tokendrop.schedule.shapes import distinct
 from tokendrop.train.dropping import draw
@@ -37,6 +38,7 @@ def warm_up(config: ExperimentConfig, components: TrainComponents, *, start: int
             if components.dropping is not None:
                 kept, scores = segment.kept_by_route, components.scores
                 draw(config, plan, components.dropping, batch, step=start, kept=kept, scores=scores)
+            recompute_layers(engine.model, again=segment.recomputes)
             # no share of the loss: what a strategy may hold on to beside the gradients is zero too
             engine.forward_backward(batch, share=0.0, last_micro_batch=False)
         held_out = components.batches.validation()
@@ -60,8 +62,8 @@ class _Rows:
 
 
 def _ends(kinds: Sequence[tuple[int, Segment]]) -> Sequence[tuple[int, Segment]]:
-    """The first two and the last of each size."""
-    by_size: dict[int, list[tuple[int, Segment]]] = {}
+    """The first two and the last of each size, and of layers that are computed again and that are not."""
+    alike: dict[tuple[int, bool], list[tuple[int, Segment]]] = {}
     for size, segment in kinds:
-        by_size.setdefault(size, []).append((size, segment))
-    return [one for some in by_size.values() for one in dict.fromkeys([*some[:2], some[-1]])]
+        alike.setdefault((size, segment.recomputes), []).append((size, segment))
+    return [one for some in alike.values() for one in dict.fromkeys([*some[:2], some[-1]])]
