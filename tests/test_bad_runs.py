@@ -32,6 +32,15 @@ def test_more_workers_than_the_cluster_could_hold_are_refused(tmp_path, ray_clus
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.ray
+def test_nodes_of_a_kind_that_the_cluster_has_not_are_refused(tmp_path, ray_cluster, job, complaint):
+    said = complaint("train", job, "scaling.accelerator=B9000", "scaling.market=spot")
+    assert said.startswith("scaling: no node of this cluster has accelerator_type:B9000, market:spot; leave ")
+    assert left_behind(tmp_path) == []
+    said = complaint("train", job, "scaling.accelerator=h100")
+    assert said == f"{job}: scaling: want accelerator as Ray names it, such as H100, got 'h100'"
+
+
 OTHER_RUNS = {
     "train.length=1 steps": r"train\.length: RUN is at step 2, this job ends at 1",
     "seed=5": r"seed: RUN began with \d+, this job has 5; want the same, or a new run",

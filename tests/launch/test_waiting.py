@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from kills import Command, last_step, run_below
+from tiny import experiment
 from tokendrop.config.load import load_job
 from tokendrop.data.prepare.pipeline import prepare
-from tokendrop.launch.room import count_places
+from tokendrop.launch.room import count_places, resources_of, waiting_text
 
 SAID_WITHIN_S, REFUSED_WITHIN_S = 5, 30
 BY_PLAN = ("scaling.mode=schedule", "scaling.segments=[{from: 0%, workers: 1}]")
@@ -51,6 +52,19 @@ def test_a_run_that_waits_for_cores_says_so(
         assert "waiting  for room: 1 worker of 1 CPU each; 0 of 4 CPUs are free on 1 node\n" in command.said()
         command.send_signal(signal.SIGINT)
         assert command.wait(30) == 130
+
+
+@pytest.mark.ray
+def test_a_run_that_waits_for_a_kind_of_node_names_it(ray_cluster: None) -> None:
+    from ray.util import placement_group, remove_placement_group
+
+    each = resources_of(experiment(scaling={"accelerator": "B9000", "market": "spot", "gpus_per_worker": 1}).scaling)
+    waits = placement_group([each] * 2)
+    try:
+        kinds, who = "accelerator_type:B9000, market:spot", "2 workers of 2 CPUs and 1 GPU (B9000, spot) each"
+        assert waiting_text(2, each) == f"waiting  for a node with {kinds}: {who}"
+    finally:
+        remove_placement_group(waits)
 
 
 @given(

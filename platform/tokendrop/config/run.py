@@ -1,5 +1,6 @@
 """Where a run takes place and what it leaves behind."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,6 +17,7 @@ _MOST_S = 1_000_000  # eleven days; clocks of the libraries below count nanoseco
 _LEAD_S, _LEAD_SHARE, _MOST_LEAD_S = 30.0, 0.1, 180.0
 _MOST_CORES = 10_000  # of one worker
 _MOST_RESTARTS = 1_000_000
+_ACCELERATOR = re.compile(r"(?![a-z\d]+$)\w[\w.-]*")  # `h100` would be waited for without end
 _LONGEST_MODEL = 250  # letters of the name of a registered model; MLflow takes some more
 
 
@@ -63,6 +65,11 @@ class ScalingConfig:
     """CPU cores, and torch threads, of one worker."""
     gpus_per_worker: float = 0
     """GPUs that Ray books for one worker: 0 trains on the CPU, 1 on a GPU, a fraction lets others use the GPU too."""
+    accelerator: str | None = None
+    """Workers are on nodes with this kind of GPU alone, by Ray's name for it: A100, H100, H200; null for any."""
+    market: Literal["spot", "on_demand"] | None = None
+    """Workers are on spot nodes alone, or on none that a cloud takes back; null for any. By the resources `market:spot`
+    and `market:on_demand` of nodes, as the files in `cluster/` have them."""
     fast_resize: bool = False
     """With `mode: schedule`, the processes of the next workers start while these still train; workers on CPUs only."""
     max_restarts: int = 3
@@ -87,6 +94,8 @@ class ScalingConfig:
         ):
             if value > most:
                 raise ValueError(f"want {key} of at most {most:,}, got {value:,}")
+        if self.accelerator is not None and not _ACCELERATOR.fullmatch(self.accelerator):
+            raise ValueError(f"want accelerator as Ray names it, such as H100, got {self.accelerator!r}")
         for key, value in (("lead_s", self.lead_s or 0), ("patience_s", self.patience_s)):
             if not 0 <= value <= _MOST_S:
                 raise ValueError(f"want {key} from 0 to {_MOST_S:,}, got {value:g}")
