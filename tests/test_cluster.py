@@ -28,6 +28,8 @@ PINS = dict(
 # KubeRay's helm-chart/kuberay-operator/crds: a megabyte each, so not part of this repository
 CRDS = "TOKENDROP_KUBERAY_CRDS"
 
+GROUPS = {f"{gpu}-{market}" for gpu in ("a100", "h100", "h200") for market in ("spot", "on-demand")} | {"cpu"}
+
 Yaml = dict[str, Any]
 
 
@@ -59,6 +61,17 @@ def submitted_jobs() -> set[str]:
     return {job for command in commands for job in re.findall(r"jobs/paper/\S+\.yaml", command)}
 
 
+def kinds_of(resources: Yaml) -> dict[str, str]:
+    """By the names of the job's keys: `accelerator_type` and `market`."""
+    return dict(name.split(":") for name in resources if ":" in name)
+
+
+def kinds_named(group: str) -> dict[str, str]:
+    """`h100-on-demand` has H100s that nobody takes back; the head and `cpu` are of no kind."""
+    accelerator, _, market = group.partition("-")
+    return {"accelerator_type": accelerator.upper(), "market": market.replace("-", "_")} if market else {}
+
+
 def workers_that_fit(node: dict[str, float], nodes: int, job: str) -> int:
     scaling = load_job(ROOT / job, []).scaling
     by_gpu = node["GPU"] // scaling.gpus_per_worker if scaling.gpus_per_worker else nodes
@@ -77,14 +90,17 @@ def test_ray_takes_the_file_as_it_is(path: Path):
 
 
 @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
-def test_workers_are_spot_and_none_waits_for_a_job(path: Path):
+def test_machines_are_of_the_market_that_their_group_names_and_none_waits_for_a_job(path: Path):
     config = prepare_config(read(path))
     nodes = config["available_node_types"]
     head = nodes.pop(config["head_node_type"])
     assert head["resources"] == {"CPU": 0}
     assert not is_spot(head["node_config"])
-    assert all(is_spot(node["node_config"]) and node["min_workers"] == 0 for node in nodes.values())
-    assert sum(node["max_workers"] for node in nodes.values()) <= config["max_workers"]
+    assert nodes.keys() == GROUPS
+    for name, node in nodes.items():
+        assert is_spot(node["node_config"]) == (not name.endswith("-on-demand"))
+        assert node["min_workers"] == 0 < node["max_workers"] <= config["max_workers"]
+        assert kinds_of(node["resources"]) == kinds_named(name)
     assert 0 < config["idle_timeout_minutes"] <= 15
     assert any("mlflow server" in command for command in config["head_start_ray_commands"])
     assert "--volume=/data:/data" in config["docker"]["run_options"]
@@ -99,11 +115,16 @@ def test_machines_let_nobody_in_without_the_token(path: Path):
     ]
     assert len(starts) == 2
     assert all("RAY_AUTH_MODE=token ray start" in line for line in starts)
+    assert ["--dashboard-host=127.0.0.1" in line for line in starts] == ["--head" in line for line in starts]
     assert config["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
 
 
-def test_pods_let_nobody_in_without_the_token():
-    assert manifest("RayCluster")["spec"]["authOptions"] == {"mode": "token"}
+def test_pods_let_nobody_in_without_the_token_nor_from_outside():
+    spec = manifest("RayCluster")["spec"]
+    assert spec["authOptions"] == {"mode": "token"}
+    assert spec["headGroupSpec"]["serviceType"] == "ClusterIP"
+    assert "enableIngress" not in spec["headGroupSpec"]
+    assert {one["kind"] for one in manifests()} == {"PersistentVolumeClaim", "RayCluster", "RayJob"}
 
 
 def is_spot(machine: Yaml) -> bool:
@@ -114,7 +135,7 @@ def is_spot(machine: Yaml) -> bool:
 @pytest.mark.parametrize("path", RAY_UP, ids=lambda path: path.stem)
 def test_the_jobs_that_the_readme_submits_fit_the_machines(path: Path):
     assert submitted_jobs()
-    gpu = read(path)["available_node_types"]["gpu"]
+    gpu = read(path)["available_node_types"]["a100-spot"]
     for job in submitted_jobs():
         assert workers_that_fit(gpu["resources"], gpu["max_workers"], job) >= load_job(ROOT / job, []).scaling.workers
 
@@ -137,7 +158,10 @@ def test_ec2_starts_the_machines_that_ray_asks_for(tmp_path: Path, monkeypatch: 
         for name, node in config["available_node_types"].items():
             provider.create_node(node["node_config"], {"ray-node-name": name}, 1)
         started = {(one.instance_type, one.instance_lifecycle) for one in provider.ec2.instances.all()}
-    assert started == {("m7i.2xlarge", None), ("p4d.24xlarge", "spot"), ("m7i.4xlarge", "spot")}
+    with_gpus = {
+        (machine, market) for machine in ("p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge") for market in (None, "spot")
+    }
+    assert started == {("m7i.2xlarge", None), ("m7i.4xlarge", "spot")} | with_gpus
 
 
 # Kubernetes
@@ -179,7 +203,7 @@ def test_pods_come_by_the_autoscaler_alone_and_share_one_volume():
     }
     assert spec["enableInTreeAutoscaling"] is True
     assert spec["autoscalerOptions"]["version"] == "v2"
-    assert [(group["replicas"], group["minReplicas"]) for group in spec["workerGroupSpecs"]] == [(0, 0)] * 2
+    assert [(group["replicas"], group["minReplicas"]) for group in spec["workerGroupSpecs"]] == [(0, 0)] * 7
     assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert volume["spec"]["accessModes"] == ["ReadWriteMany"]
     for pod in pod_templates().values():
@@ -190,17 +214,33 @@ def test_pods_come_by_the_autoscaler_alone_and_share_one_volume():
         assert all(one["resources"]["requests"] == one["resources"]["limits"] for one in pod["containers"][:1])
 
 
-def test_only_gpu_pods_have_gpus_and_land_on_their_nodes():
+def test_pods_land_on_the_nodes_of_their_group():
+    groups = {one["groupName"]: one for one in manifest("RayCluster")["spec"]["workerGroupSpecs"]}
+    assert groups.keys() == GROUPS
     for name, pod in pod_templates().items():
+        kinds, resources = kinds_named(name), pod["containers"][0]["resources"]["limits"]
+        assert kinds_of(groups.get(name, {}).get("resources", {})) == kinds
+        assert pod.get("nodeSelector", {}) == {key.removesuffix("_type"): kind for key, kind in kinds.items()}
         tolerated = {one["key"] for one in pod.get("tolerations", [])}
-        assert ("nvidia.com/gpu" in pod["containers"][0]["resources"]["limits"]) == (name == "gpu")
-        assert ("nvidia.com/gpu" in tolerated) == (name == "gpu")
-        assert ("cloud.google.com/gke-spot" in tolerated) == (name != "head")
+        assert ("nvidia.com/gpu" in resources) == ("nvidia.com/gpu" in tolerated) == bool(kinds)
+        assert ("cloud.google.com/gke-spot" in tolerated) == (name in GROUPS and not name.endswith("-on-demand"))
+
+
+def test_no_pod_runs_as_root_and_each_container_is_asked_whether_it_is_well():
+    (user,) = re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
+    assert DOCKERFILE.rindex("USER ") > DOCKERFILE.rindex("RUN ")
+    for pod in pod_templates().values():
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == int(user) > 0
+        assert not any("securityContext" in one for one in pod["containers"])
+        # Ray's container comes first, and KubeRay adds probes to it alone, where it has none
+        assert ["livenessProbe" in one for one in pod["containers"]] == [at > 0 for at in range(len(pod["containers"]))]
+    assert re.search(r"^HEALTHCHECK .*CMD wget .*127\.0\.0\.1:52365/api/healthz", DOCKERFILE, re.MULTILINE)
 
 
 def test_the_jobs_that_are_submitted_fit_the_pods():
-    (gpu,) = (one for one in manifest("RayCluster")["spec"]["workerGroupSpecs"] if one["groupName"] == "gpu")
-    limits = pod_templates()["gpu"]["containers"][0]["resources"]["limits"]
+    gpu = manifest("RayCluster")["spec"]["workerGroupSpecs"][0]
+    limits = pod_templates()[gpu["groupName"]]["containers"][0]["resources"]["limits"]
     pod = {"CPU": float(limits["cpu"]), "GPU": float(limits["nvidia.com/gpu"])}
     for job in submitted_jobs():
         assert workers_that_fit(pod, gpu["maxReplicas"], job) >= load_job(ROOT / job, []).scaling.workers
@@ -226,11 +266,11 @@ def images() -> set[str]:
 def test_one_image_everywhere_named_by_the_versions_that_are_tested():
     (image,) = images()
     (built,) = re.findall(r"docker build .* -t (\S+)", DOCKERFILE)
-    ray, torch, python = re.fullmatch(r".*:ray(.*)-torch(.*)-py(\d+)", image).groups()
-    assert built == image
-    assert image in (ROOT / "cluster" / "README.md").read_text()
+    ray, torch, python = re.fullmatch(r".*:ray(.*)-torch(.*)-py(\d+)@sha256:DIGEST", image).groups()
+    assert f"{built}@sha256:DIGEST" == image
+    assert built in (ROOT / "cluster" / "README.md").read_text()
     assert (ray, torch) == (PINS["ray"], PINS["torch"])
-    assert re.search(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE).group(1) == f"rayproject/ray:{ray}-py{python}-cpu"
+    assert f"\nARG BASE=rayproject/ray:{ray}-py{python}-cpu\nFROM ${{BASE}}\n" in DOCKERFILE
     assert manifest("RayCluster")["spec"]["rayVersion"] == ray
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     assert re.fullmatch(r">=3\.(\d+),<3\.(\d+)", wanted)

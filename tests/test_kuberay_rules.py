@@ -48,7 +48,13 @@ def job_faults(spec: Yaml) -> Iterator[str]:
 def cluster_faults(spec: Yaml) -> Iterator[str]:
     """What `ValidateRayClusterSpec` refuses, as far as our manifests use it."""
     groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    version = tuple(map(int, spec["rayVersion"].split("."))) if spec.get("rayVersion") else (0,)
     for group in groups:
+        given = group["rayStartParams"].keys()
+        if group.get("resources") and given & {"num-cpus", "num-gpus", "memory", "resources"}:
+            yield "resources in two places"
+        if "labels" in given:
+            yield "labels in rayStartParams"
         pod = group["template"]["spec"]
         if not pod["containers"]:
             yield "no container"
@@ -57,15 +63,15 @@ def cluster_faults(spec: Yaml) -> Iterator[str]:
     for group in spec["workerGroupSpecs"]:
         if not 0 <= group["minReplicas"] <= group["maxReplicas"] or group.get("suspend"):
             yield "replicas"
+        if group.get("priority") and (version < (2, 56, 0) or spec["autoscalerOptions"].get("version") != "v2"):
+            yield "priority without Ray 2.56 and autoscaler v2"
     environment = groups[0]["template"]["spec"]["containers"][0].get("env", [])
     if {"RAY_enable_autoscaler_v2", "REDIS_USERNAME", "RAY_REDIS_ADDRESS"} & {one["name"] for one in environment}:
         yield "the head's environment"
     if spec["autoscalerOptions"].get("idleTimeoutSeconds", 0) < 0:
         yield "idleTimeoutSeconds"
-    if spec.get("authOptions", {}).get("mode") == "token":
-        version = tuple(map(int, spec["rayVersion"].split("."))) if spec.get("rayVersion") else (0,)
-        if version < (2, 52, 0):
-            yield "token without Ray 2.52"
+    if spec.get("authOptions", {}).get("mode") == "token" and version < (2, 52, 0):
+        yield "token without Ray 2.52"
 
 
 def test_kubernetes_takes_the_manifests() -> None:
@@ -93,6 +99,9 @@ def test_what_kuberay_refuses_of_a_cluster_would_be_found() -> None:
     wrong["workerGroupSpecs"][0]["template"]["spec"]["restartPolicy"] = "Always"
     assert "restartPolicy with autoscaler v2" in list(cluster_faults(wrong))
     assert "token without Ray 2.52" in list(cluster_faults({**spec, "rayVersion": "2.51.0"}))
+    assert "priority without Ray 2.56 and autoscaler v2" in list(cluster_faults({**spec, "rayVersion": "2.55.0"}))
+    wrong["workerGroupSpecs"][0]["rayStartParams"] = {"num-cpus": "88"}
+    assert "resources in two places" in list(cluster_faults(wrong))
 
 
 def test_a_lost_head_has_the_job_submitted_again() -> None:

@@ -4,6 +4,7 @@ Each has a temporary folder of its own too, as machines have. In a folder that n
 a job's working directory anew, and so remove it under the job's driver.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ HEAD, HEAD_TYPE = "head", "ray.head.default"
 LOG, ENDED = "node.log", "ended.log"
 """What a node says, in its folder; what the last node said that ended by itself, beside the folders."""
 _UP = "Ray runtime started"
+_OF_RAY = ("CPU", "GPU", "memory", "object_store_memory")  # which `ray start` has options for
 _STOP_S = 5.0  # for a node's processes to end by themselves
 
 
@@ -105,6 +107,7 @@ class LocalNodes(NodeProvider):
             "temp-dir": folder,
             "num-cpus": int(resources.get("CPU", 0)),
             "num-gpus": int(resources.get("GPU", 0)),
+            "resources": json.dumps({name: amount for name, amount in resources.items() if name not in _OF_RAY}),
             "object-store-memory": int(resources["object_store_memory"]),
             "dashboard-agent-listen-port": 0,
             "min-worker-port": 0,
