@@ -30,6 +30,18 @@ print("let in", ray.get(ray.remote(num_cpus=0)(lambda: 42).remote()))
 """
 
 
+HOST = """
+import os, sys
+from tokendrop.launch.loopback import close_to_others
+close_to_others()
+import ray
+from tokendrop.launch.cluster import connect
+connect(cpus=1)
+print(ray.get_runtime_context().gcs_address, os.environ["RAY_AUTH_TOKEN"], flush=True)
+sys.stdin.read()
+"""
+
+
 def intrude(address: str, **access: str) -> str:
     """What a process of another user gets to see that knows the address, and has this access to it."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -41,16 +53,20 @@ def intrude(address: str, **access: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_ray_of_one_process_lets_nobody_in_without_its_token(ray_cluster: None) -> None:
-    import ray
-
-    address = ray.get_runtime_context().gcs_address
-    token = os.environ["RAY_AUTH_TOKEN"]
-    assert "let in 42" in intrude(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
-    for access in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token[::-1]}):
-        said = intrude(address, **access)
-        assert "let in" not in said
-        assert "ConnectionError: Failed to connect to Ray cluster" in said
+def test_a_ray_of_one_process_lets_nobody_in_without_its_token() -> None:
+    """A Ray of its own: where it does not outlive intruders, this test fails, and not the session whose Ray it is."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOST], env=alone(), **pipes) as host:
+        assert host.stdin
+        assert host.stdout
+        address, token = host.stdout.readline().split()
+        assert "let in 42" in intrude(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+        for access in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token[::-1]}):
+            said = intrude(address, **access)
+            assert "let in" not in said
+            assert "ConnectionError: Failed to connect to Ray cluster" in said
+        assert host.poll() is None
+        host.stdin.close()
 
 
 @pytest.mark.long
