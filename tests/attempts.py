@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from tokendrop.train.checkpoint_index import committed, read_meta
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.loop import TrainComponents, train
 from tokendrop.train.optimizer import build_optimizers
+from tokendrop.train.worker import build_engine
 
 
 class WorkerLostError(Exception):
@@ -35,6 +37,21 @@ class RowsUntil(Rows):
             if step == self.dies_at and batch.numbers == (1,):
                 raise WorkerLostError
             yield batch
+
+
+def lone_worker(config: ExperimentConfig, **others: Any) -> TrainComponents:
+    """What one worker trains with, in tests of single steps: it saves and records nothing."""
+    engine, dropping = build_engine(config, torch.device("cpu"))
+    parts: dict[str, Any] = {
+        "engine": engine,
+        "dropping": dropping,
+        "batches": Rows(config),
+        "checkpoints": None,
+        "recorder": None,
+        "world_size": 1,
+        "scores": config.drop.scores(config.model.vocab_size),
+    }
+    return TrainComponents(**parts | others)
 
 
 def new_engine(config: ExperimentConfig) -> DdpEngine:

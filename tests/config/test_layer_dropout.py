@@ -4,15 +4,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from attempts import lone_worker
 from tiny import TOKENS, Rows, assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.train.loop import TrainComponents, accumulate
-from tokendrop.train.worker import build_engine
+from tokendrop.train.loop import accumulate
 
 DROP = {"method": "layer_dropout", "keep": 0.25, "time_constant": "1.5 steps"}
 
@@ -26,15 +25,12 @@ def gradients_of(config: ExperimentConfig, step: int, world_size: int = 1) -> tu
     total: dict[str, Tensor] = {}
     ran = Counter[int]()
     for rank in range(world_size):
-        engine, dropping = build_engine(config, torch.device("cpu"))
-        for number, block in enumerate(engine.model.blocks):
-            count(block, number, ran)
         rows = Rows(config, world_size=world_size, rank=rank)
-        parts = TrainComponents(
-            engine=engine, dropping=dropping, batches=rows, checkpoints=None, recorder=None, world_size=world_size
-        )  # pyright: ignore[reportArgumentType] - neither is used by one step
+        parts = lone_worker(config, batches=rows, world_size=world_size)
+        for number, block in enumerate(parts.engine.model.blocks):
+            count(block, number, ran)
         accumulate(config, config.plan, parts, step)
-        for name, parameter in engine.model.named_parameters():
+        for name, parameter in parts.engine.model.named_parameters():
             total[name] = total.get(name, 0) + parameter.grad / world_size
     return total, ran
 

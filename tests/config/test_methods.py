@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attempts import lone_worker
 from masking import loss_by_masking
 from tiny import TOKENS, Rows, assert_same, experiment, gradients, rows_of
 from tokendrop.config.drop import NoDropping, Tread
 from tokendrop.config.layers import dropped_layers
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.method import routes_along
-from tokendrop.train.loop import TrainComponents, accumulate, validate
+from tokendrop.train.loop import accumulate, validate
 from tokendrop.train.worker import build_engine
 
 EXACT = 1e-12
@@ -144,14 +145,11 @@ def test_a_job_trains_on_the_routes_of_its_method(name: str, step: int) -> None:
 
 def test_sequence_warmup_trains_on_the_first_tokens_of_each_sequence_and_validates_on_all() -> None:
     config = experiment(drop=METHODS["sequence_warmup"])
-    plan, device = config.plan, torch.device("cpu")
-    engine, dropping = build_engine(config, device)
-    assert dropping is None
+    plan, components = config.plan, lone_worker(config)
+    engine = components.engine
+    assert components.dropping is None
     shapes: list[tuple[int, ...]] = []
     engine.model.register_forward_pre_hook(lambda _, rows: shapes.extend(tuple(one.shape) for one in rows))
-    components = TrainComponents(
-        engine=engine, dropping=None, batches=Rows(config), checkpoints=None, recorder=None, world_size=1
-    )  # pyright: ignore[reportArgumentType] - neither is used by one step
     loss, _, _ = accumulate(config, plan, components, 0)
     assert shapes == [(4, 4)] * 4
     short = [batch.cut(4) for batch in Rows(config).of_step(0)]
@@ -167,12 +165,9 @@ def test_sequence_warmup_at_full_length_is_the_plain_model_bit_for_bit() -> None
     found = []
     for drop in (full, {"method": "none"}):
         config = experiment(drop=drop)
-        engine, dropping = build_engine(config, torch.device("cpu"))
-        components = TrainComponents(
-            engine=engine, dropping=dropping, batches=Rows(config), checkpoints=None, recorder=None, world_size=1
-        )  # pyright: ignore[reportArgumentType] - neither is used by one step
+        components = lone_worker(config)
         loss, _, _ = accumulate(config, config.plan, components, 0)
-        found.append((loss, {name: one.grad for name, one in engine.model.named_parameters()}))
+        found.append((loss, {name: one.grad for name, one in components.engine.model.named_parameters()}))
     assert torch.equal(found[0][0], found[1][0])
     assert_same(found[0][1], found[1][1])
 

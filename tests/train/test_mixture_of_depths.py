@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from attempts import lone_worker
 from groups import together, train_until
 from sharing import HAS_DEEPSPEED
-from tiny import TOKENS, Rows, assert_same, experiment
+from tiny import TOKENS, assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.task import CausalLm
 from tokendrop.track.journal import read_steps
@@ -18,7 +19,7 @@ from tokendrop.train.checkpoint_index import CHECKPOINTS, step_name
 from tokendrop.train.dropping import with_added_loss
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.initial import CheckpointWeights
-from tokendrop.train.loop import TrainComponents, accumulate
+from tokendrop.train.loop import accumulate
 from tokendrop.train.worker import build_engine
 
 STEPS = 4
@@ -99,12 +100,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(runs: Path) -> None:
 
 def gradients_of(config: ExperimentConfig, **more: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss and the gradients of a step."""
-    engine, dropping = build_engine(config, CPU)
-    parts = TrainComponents(
-        engine=engine, dropping=dropping, batches=Rows(config), checkpoints=None, recorder=None, world_size=1, **more
-    )  # pyright: ignore[reportArgumentType] - neither is used by one step
+    parts = lone_worker(config, **more)
     loss, _, _ = accumulate(config, config.plan, parts, 0)
-    return loss, {name: one.grad for name, one in engine.model.named_parameters() if one.grad is not None}
+    return loss, {name: one.grad for name, one in parts.engine.model.named_parameters() if one.grad is not None}
 
 
 def test_the_loss_that_is_told_is_the_tasks_and_the_routers_has_gradients() -> None:
@@ -136,13 +134,10 @@ def test_the_plan_counts_the_tokens_that_layers_run_on_and_the_routers_flops() -
 
 def test_layers_run_on_as_many_tokens_as_the_plan_says() -> None:
     config = job(drop__schedule={"kind": "linear", "start": 4, "until": "80%", "increment": 3})
-    engine, dropping = build_engine(config, CPU)
+    parts = lone_worker(config)
     ran: dict[int, set[int]] = {number: set() for number in range(4)}
-    for number, block in enumerate(engine.model.blocks):
+    for number, block in enumerate(parts.engine.model.blocks):
         block.register_forward_pre_hook(lambda _, args, number=number: ran[number].add(args[0].shape[1]))
-    parts = TrainComponents(
-        engine=engine, dropping=dropping, batches=Rows(config), checkpoints=None, recorder=None, world_size=1
-    )  # pyright: ignore[reportArgumentType] - neither is used by one step
     for step in range(STEPS):
         accumulate(config, config.plan, parts, step)
         kept = config.plan.at(step).kept_by_layer

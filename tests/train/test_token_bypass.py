@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from attempts import lone_worker
 from groups import together, train_until
-from tiny import TOKENS, Rows, experiment
+from tiny import TOKENS, experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.track.journal import read_steps
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS, step_name
-from tokendrop.train.loop import TrainComponents, accumulate
+from tokendrop.train.loop import accumulate
 from tokendrop.train.reader import CheckpointReader, load_into
 from tokendrop.train.worker import build_engine
 
@@ -54,17 +55,8 @@ def test_scores_and_losses_are_those_of_one_worker_on_a_path_of_resizes_and_deat
 
 def test_the_tokens_that_are_hard_to_predict_stay() -> None:
     config = job()
-    engine, dropping = build_engine(config, torch.device("cpu"))
-    scores = config.drop.scores(config.model.vocab_size)
-    parts = TrainComponents(
-        engine=engine,
-        dropping=dropping,
-        batches=Rows(config),
-        checkpoints=None,  # pyright: ignore[reportArgumentType]
-        recorder=None,  # pyright: ignore[reportArgumentType]
-        world_size=1,
-        scores=scores,
-    )
+    parts = lone_worker(config)
+    dropping, scores = parts.dropping, parts.scores
     for step in range(3):
         accumulate(config, config.plan, parts, step)
         scores.end_step()

@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from attempts import lone_worker
 from groups import together, train_until
-from tiny import TOKENS, Rows, assert_same, experiment, gpt, gradients, token_rows
+from tiny import TOKENS, assert_same, experiment, gpt, gradients, token_rows
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.models.batch import TextBatch
 from tokendrop.models.gpt import rotary_angles
 from tokendrop.track.journal import read_steps
-from tokendrop.train.loop import TrainComponents, accumulate, validate
-from tokendrop.train.worker import build_engine
+from tokendrop.train.loop import accumulate, validate
 
 EXACT = 1e-12
 STEPS, END, BAG = 6, 3, 4
@@ -32,13 +32,11 @@ def job(strategy: str = "ddp", **changes: Any) -> ExperimentConfig:
 
 def step_of(config: ExperimentConfig, step: int) -> tuple[torch.Tensor, dict[str, Any], list[tuple[int, ...]], float]:
     """The loss and gradients of a step, the shapes that the model reads in it, and the validation loss before it."""
-    engine, dropping = build_engine(config, CPU)
-    assert dropping is None
+    parts = lone_worker(config)
+    engine = parts.engine
+    assert parts.dropping is None
     shapes: list[tuple[int, ...]] = []
     engine.model.register_forward_pre_hook(lambda _, rows: shapes.extend(tuple(one.shape) for one in rows))
-    parts = TrainComponents(
-        engine=engine, dropping=None, batches=Rows(config), checkpoints=None, recorder=None, world_size=1
-    )  # pyright: ignore[reportArgumentType] - neither is used by one step
     validation = validate(parts)[0]
     shapes.clear()
     loss, _, _ = accumulate(config, config.plan, parts, step)

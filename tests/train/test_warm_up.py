@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from attempts import lone_worker
 from forks import JOB, trained, write_data
 from groups import together, train_until
-from tiny import Rows, assert_same, experiment
+from tiny import assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.schedule.shapes import layer_shapes
 from tokendrop.track.journal import Journal, MetricsTail, read_events, read_steps
@@ -21,7 +22,6 @@ from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 from tokendrop.train.loop import TrainComponents, start_step, validate
 from tokendrop.train.reader import load_weights
 from tokendrop.train.warm_up import warm_up
-from tokendrop.train.worker import build_engine
 
 STRATEGIES = ("ddp", "fsdp")
 STEPS = 9
@@ -80,19 +80,6 @@ def job(**changes: Any) -> ExperimentConfig:
     return experiment(**{"train__length": f"{STEPS} steps", "train__compile": True} | changes)
 
 
-def worker(config: ExperimentConfig) -> TrainComponents:
-    engine, dropping = build_engine(config, torch.device("cpu"))
-    return TrainComponents(
-        engine=engine,
-        dropping=dropping,
-        batches=Rows(config),
-        checkpoints=None,  # pyright: ignore[reportArgumentType]
-        recorder=None,  # pyright: ignore[reportArgumentType]
-        world_size=1,
-        scores=config.drop.scores(config.model.vocab_size),
-    )
-
-
 def steps(config: ExperimentConfig, parts: TrainComponents, start: int) -> tuple[list[float], dict[str, Tensor]]:
     """Losses, in training and on held-out rows, and weights."""
     losses = []
@@ -111,10 +98,10 @@ def test_no_step_compiles_and_none_shows_what_ran_before(captures: list[float], 
     assert case != "static, layer by layer" or len(layer_shapes(config.plan)) > DEFAULT_LIMIT
     some_again = "computed again where long" in case
     assert len({one.recomputes for one in config.plan.segments}) == 1 + some_again
-    losses, weights = steps(config, worker(config), start)
+    losses, weights = steps(config, lone_worker(config), start)
 
     torch._dynamo.reset()
-    warm = worker(config)
+    warm = lone_worker(config)
     warm_up(config, warm, start=start)
     captures.clear()
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -127,14 +114,14 @@ def test_no_step_compiles_and_none_shows_what_ran_before(captures: list[float], 
 @pytest.mark.parametrize("case", ["static, cut", "static, micro batches that grow"])
 def test_static_graphs_are_one_for_each_shape_and_one_of_evaluation(captures: list[float], case: str) -> None:
     config = job(**CASES[case])
-    warm_up(config, worker(config), start=0)
+    warm_up(config, lone_worker(config), start=0)
     assert len(captures) == len(layer_shapes(config.plan)) + 1
 
 
 @pytest.mark.parametrize("case", ["micro batches that grow", "by token loss", "dropout"])
 def test_a_worker_is_as_it_was(case: str) -> None:
     config = job(**CASES[case])
-    parts = worker(config)
+    parts = lone_worker(config)
     model, before = parts.engine.model, torch.get_rng_state()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     scores = {} if parts.scores is None else parts.scores.state()
@@ -165,7 +152,7 @@ def test_a_worker_compiles_before_its_first_step_and_says_how_long_where_workers
 
 def test_a_run_that_is_done_needs_none(captures: list[float]) -> None:
     config = job()
-    warm_up(config, worker(config), start=STEPS)
+    warm_up(config, lone_worker(config), start=STEPS)
     assert not captures
 
 
