@@ -27,6 +27,27 @@ def test_the_live_line_tells_step_loss_speed_kept_length_saving_and_time_left(ca
     assert capsys.readouterr().err == "restart  a worker was lost; 2 workers go on from step 40\n"
 
 
+def test_what_workers_wait_for_is_said_soon_at_once_when_it_changes_and_else_once_a_minute(capsys, monkeypatch) -> None:
+    """As a cluster would tell it, each second."""
+    second = 0
+    monkeypatch.setattr("tokendrop.launch.watch.time.monotonic", lambda: 1000.0 + second)
+    asks, room = "waiting  for Ray Train to ask for 1 worker", "waiting  for room: 1 worker; {} of 4 CPUs are free"
+    told = lambda *_: asks if second < 6 else room.format(second % 3)  # noqa: E731
+    monkeypatch.setattr("tokendrop.launch.watch.waiting_text", told)
+    line, said = LiveLine(load_job(JOBS / "bench.yaml")), {}
+    line.show_waiting()
+    line.wait()
+    for second in range(140):
+        line.show_waiting()
+        if text := capsys.readouterr().err:
+            said[second] = text.removesuffix("\n")
+    assert said == {4: asks, 8: room.format(2), 68: room.format(2), 128: room.format(2)}
+    line.show({"attempt_from": 0, "world_size": 1})
+    second = 300
+    line.show_waiting()
+    assert not capsys.readouterr().err
+
+
 def test_a_loss_is_told_with_its_cause_as_soon_as_it_is_in_the_record(tmp_path: Path, capsys) -> None:
     line = LiveLine(load_job(JOBS / "bench.yaml"))
     note_loss(tmp_path, "rank 1 (The actor died)")

@@ -24,7 +24,7 @@ from tokendrop.track.run_metrics import Series
 _POLL_S, _MIRROR_EVERY_S = 0.5, 15.0
 _FIRST_S = 30.0  # for a tracking server, before training starts without it
 _HURRY_S = 1.5  # for a tracking server, twice, where the user has stopped the run
-_WAIT_S, _WAIT_AGAIN_S = 4.0, 60.0  # until it is said what workers wait for, and said again
+_WAIT_S, _WAIT_AGAIN_S = 4.0, 60.0  # until it is looked at what workers wait for, and until the same is said again
 
 
 class Watcher:
@@ -117,20 +117,25 @@ class LiveLine:
         self.view, self.run, self.scaling = RunView(config), run, config.scaling
         self._line = StatusLine()
         self._waits_since: float | None = None
-        self._waits_told = 0.0
+        self._waits_look = self._waits_told = 0.0  # seconds waited, at the next look and at the last word
+        self._waits_for = ""
 
     def wait(self) -> None:
         """From now on, workers are waited for."""
-        self._waits_since, self._waits_told = time.monotonic(), 0.0
+        self._waits_since, self._waits_look, self._waits_for = time.monotonic(), _WAIT_S, ""
 
     def show_waiting(self) -> None:
-        """Say what workers wait for, when they have not started for a while."""
-        waited_s = time.monotonic() - self._waits_since if self._waits_since is not None else 0.0
-        if waited_s >= (self._waits_told + _WAIT_AGAIN_S if self._waits_told else _WAIT_S):
-            self._waits_told = waited_s
-            plan = self.view.plan
-            workers = plan.at(min(self.view.done, plan.steps - 1)).workers
-            log(waiting_text(workers, resources_of(self.scaling)))
+        """Say what workers wait for, when they have not started for a while, and when it is something else."""
+        if self._waits_since is None or (waited_s := time.monotonic() - self._waits_since) < self._waits_look:
+            return
+        self._waits_look = waited_s + _WAIT_S
+        plan = self.view.plan
+        workers = plan.at(min(self.view.done, plan.steps - 1)).workers
+        text = waiting_text(workers, resources_of(self.scaling))
+        waits_for, _, _ = text.partition(":")  # without what is free, which comes and goes
+        if waits_for != self._waits_for or waited_s >= self._waits_told + _WAIT_AGAIN_S:
+            self._waits_for, self._waits_told = waits_for, waited_s
+            log(text)
 
     def show(self, line: dict[str, Any]) -> None:
         """Take in a line of metrics.jsonl."""
