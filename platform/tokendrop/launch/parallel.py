@@ -17,7 +17,8 @@ def in_parallel(work: Callable[[Input], Output], inputs: Sequence[Input]) -> lis
     """What the work gives on each input, each in a Ray task of one core, and of one GPU where the cluster has any.
 
     Raises:
-        UserError: as the work does; the others are not waited for.
+        UserError: as the work does. The others are not waited for, and end with this process: Ray 2.60 aborts a process
+            that cancels a task which ends at that moment.
         RayError: a task failed.
     """
     connect()
@@ -31,8 +32,6 @@ def in_parallel(work: Callable[[Input], Output], inputs: Sequence[Input]) -> lis
     try:
         return ray.get(started)
     except RayTaskError as error:
-        for one in started:
-            ray.cancel(one)
         if isinstance(error.cause, UserError):
             raise error.cause from None
         raise
