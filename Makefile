@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: install quickstart ui dashboards lint types clean \
-	test test-all test-ray-then-long test-with-ray test-without-ray test-long test-alone test-oldest chaos goldens
+	test test-all all-with-ray all-without-ray test-with-ray test-without-ray test-long test-alone test-oldest chaos goldens
 
 install: .venv/installed
 
@@ -42,14 +42,16 @@ test-long: install
 test-alone: install
 	$(BIN)/pytest -m alone
 
-# all of these, with one Ray at a time
+# all of these, with one Ray at a time: each lane goes on with its long tests
 test-all: install
-	$(MAKE) --jobs 2 --keep-going --output-sync test-ray-then-long test-without-ray
+	$(MAKE) --jobs 2 --keep-going --output-sync all-with-ray all-without-ray
 	$(MAKE) test-alone
 
-test-ray-then-long:
-	$(MAKE) test-with-ray
-	$(MAKE) test-long
+all-with-ray: test-with-ray
+	$(BIN)/pytest -m 'ray and long and not alone and not chaos'
+
+all-without-ray: test-without-ray
+	nice -n 19 $(BIN)/pytest -m 'not ray and long and not alone'
 
 # the tests of what runs on Ray, less scaling.mode=schedule and drains, on the oldest Ray that will do
 test-oldest: .venv-oldest/installed
