@@ -8,6 +8,7 @@ from typing import Any
 
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trials import Point, Trial
+from tokendrop.study.verdict import Worse, worse_by
 
 AGGREGATES = {"mean": mean, "median": median}
 
@@ -18,15 +19,25 @@ class Arm:
 
     point: Point
     trials: tuple[Trial, ...]
-    values: tuple[float, ...]
+    by_seed: Mapping[int, float]
     """The metric of those that have ended well."""
     value: float | None
     """Of all of them together; None where there are none, or one of them is no finite number."""
 
     @property
+    def values(self) -> tuple[float, ...]:
+        """The metric of those that have ended well, in their order."""
+        return tuple(self.by_seed.values())
+
+    @property
     def is_whole(self) -> bool:
         """Whether all of its seeds have ended well: with fewer it can't be compared with others."""
         return len(self.values) == len(self.trials)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether it is whole, with a finite metric."""
+        return self.is_whole and self.value is not None
 
     @property
     def spread(self) -> float | None:
@@ -43,16 +54,23 @@ def arms_of(sweep: SweepConfig, trials: Sequence[Trial], summaries: Mapping[str,
 
 
 def _arm(sweep: SweepConfig, trials: Sequence[Trial], summaries: Mapping[str, Mapping[str, Any]]) -> Arm:
-    found = [summaries[trial.run][sweep.metric] for trial in trials if trial.run in summaries]
-    values = tuple(float(value) if isinstance(value, int | float) else float("nan") for value in found)
-    is_known = bool(values) and all(map(isfinite, values))
-    value = AGGREGATES[sweep.aggregate](values) if is_known else None
-    return Arm(point=trials[0].point, trials=tuple(trials), values=values, value=value)
+    found = {trial.config.seed: summaries[trial.run][sweep.metric] for trial in trials if trial.run in summaries}
+    by_seed = {seed: float(one) if isinstance(one, int | float) else float("nan") for seed, one in found.items()}
+    is_known = bool(by_seed) and all(map(isfinite, by_seed.values()))
+    value = AGGREGATES[sweep.aggregate](by_seed.values()) if is_known else None
+    return Arm(point=trials[0].point, trials=tuple(trials), by_seed=by_seed, value=value)
 
 
 def best_of(sweep: SweepConfig, arms: Sequence[Arm]) -> Arm | None:
     """The best of the arms whose seeds have all ended well."""
-    compared = {arm.value: arm for arm in reversed(arms) if arm.is_whole and arm.value is not None}
+    compared = {arm.value: arm for arm in reversed(arms) if arm.is_compared}
     if not compared:
         return None
     return compared[(min if sweep.lower_is_better else max)(compared)]
+
+
+def worse_than_best(sweep: SweepConfig, arm: Arm, best: Arm | None) -> Worse | None:
+    """By how much an arm is worse than the best one, paired by seed; None for that one, and where seeds are open."""
+    if best is None or arm is best or not arm.is_compared:
+        return None
+    return worse_by(arm.by_seed, best.by_seed, lower=sweep.lower_is_better)

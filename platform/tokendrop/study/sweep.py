@@ -102,7 +102,7 @@ class SweepConfig:
             raise ValueError("budget.amounts: a searcher compares arms within one budget; want one amount, or none")
         if self.claim is not None and (self.searcher is not None or self.scheduler is not None):
             raise ValueError("claim: wants all seeds of its arms to their end; leave out searcher and scheduler")
-        if self.claim is not None and (self.seeds if isinstance(self.seeds, int) else len(self.seeds)) < 2:
+        if self.claim is not None and self._seeds < 2:
             raise ValueError("seeds: a claim wants an interval, and so two of them or more")
         if self.scheduler is not None and self.metric in _COSTS:
             raise ValueError(f"scheduler: wants a metric of validation, such as val_loss, got {self.metric}")
@@ -147,19 +147,23 @@ class SweepConfig:
     @property
     def libraries(self) -> tuple[str, ...]:
         """What has to be installed beside the platform."""
-        fits = self.claim is not None or (self.budget is not None and len(self.budget.amounts) > 1)
-        return (*(["optuna"] if self.searcher else []), *(["scipy"] if fits else []))
+        has_intervals = self._seeds > 1 or (self.budget is not None and len(self.budget.amounts) > 1)
+        return (*(["optuna"] if self.searcher else []), *(["scipy"] if has_intervals else []))
+
+    @property
+    def _seeds(self) -> int:
+        """How many seeds each arm has."""
+        return len(self.seeds) if isinstance(self.seeds, tuple) else self.seeds
 
     @property
     def most_trials(self) -> int:
         """Trials where every axis is there in each of them."""
-        seeds = len(self.seeds) if isinstance(self.seeds, tuple) else self.seeds
         if self.searcher is not None:
-            return self.searcher.arms * seeds
+            return self.searcher.arms * self._seeds
         budgets = max(1, len(self.budget.amounts)) if self.budget else 1
         return (
             self.samples
-            * seeds
+            * self._seeds
             * budgets
             * prod(len(axis.values) for axis in self.axes.values() if isinstance(axis, Grid))
         )

@@ -6,13 +6,13 @@ from typing import Any
 
 from tokendrop.output import count, table
 from tokendrop.schedule.scaling import estimate
-from tokendrop.study.arms import Arm, best_of
+from tokendrop.study.arms import Arm, best_of, worse_than_best
 from tokendrop.study.budget import BUDGET, Measure, cost_of
 from tokendrop.study.frontier import Frontier, frontiers
 from tokendrop.study.progress import Progress
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trials import Trial, point_text, value_text
-from tokendrop.study.verdict import Verdict, judged
+from tokendrop.study.verdict import Verdict, Worse, judged
 
 _MOST_ROWS = 60
 
@@ -123,7 +123,7 @@ def result_of(
         "direction": "min" if sweep.lower_is_better else "max",
         "aggregate": sweep.aggregate,
         "best": None if best is None else arms.index(best),
-        "arms": [_arm_row(sweep, arm, progress) for arm in arms],
+        "arms": [_arm_row(sweep, arm, best, progress) for arm in arms],
         "trials": [
             {
                 **_identity(trial),
@@ -140,12 +140,14 @@ def result_of(
     }
 
 
-def _arm_row(sweep: SweepConfig, arm: Arm, progress: Progress) -> dict[str, Any]:
+def _arm_row(sweep: SweepConfig, arm: Arm, best: Arm | None, progress: Progress) -> dict[str, Any]:
+    worse = worse_than_best(sweep, arm, best)
     done = {str(trial.config.seed): progress.summaries.get(trial.run) for trial in arm.trials}
     return {
         "values": dict(arm.point),
         "value": arm.value,
         "std": arm.spread,
+        "worse": None if worse is None else asdict(worse),
         "by_seed": {seed: summary[sweep.metric] for seed, summary in done.items() if summary},
         "seeds": len(arm.trials),
     }
@@ -160,10 +162,12 @@ def result_text(
     best, summaries = best_of(sweep, arms), progress.summaries
     axes = [*dict.fromkeys(key for arm in arms for key, _ in arm.point)]
     header = ["arm", *(_short(axis, axes) for axis in axes), "seeds", f"{sweep.metric}, {sweep.aggregate}"]
-    header += ["std", "min to max", "layer tokens", "FLOPs", "training time"]
+    header += ["std", "min to max", "worse by (95%)", "layer tokens", "FLOPs", "training time"]
     order = sorted(range(len(arms)), key=lambda number: _rank(sweep, arms[number]))
+    worse = [_worse_cell(worse_than_best(sweep, arm, best)) for arm in arms]
     rows = [
-        [str(number + 1), *_point_cells(arms[number], axes), *_arm_cells(arms[number], summaries)] for number in order
+        [str(number + 1), *_point_cells(arms[number], axes), *_arm_cells(arms[number], worse[number], summaries)]
+        for number in order
     ]
     text = table(header, _some(rows))
     if best is not None and len(arms) > 1:
@@ -183,16 +187,24 @@ def _rank(sweep: SweepConfig, arm: Arm) -> tuple[bool, float]:
     return not arm.is_whole or arm.value is None, value if sweep.lower_is_better else -value
 
 
-def _arm_cells(arm: Arm, summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _worse_cell(worse: Worse | None) -> str:
+    if worse is None:
+        return ""
+    interval = "" if worse.low is None else f" ({worse.low:.3g} to {worse.high:.3g})"
+    return f"{worse.mean:.3g}{interval}"
+
+
+def _arm_cells(arm: Arm, worse: str, summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     seeds = f"{len(arm.values)}" if arm.is_whole else f"{len(arm.values)} of {len(arm.trials)}"
     done = [summaries[trial.run] for trial in arm.trials if trial.run in summaries]
     if arm.value is None:
-        return [seeds, "", "", "", "", "", ""]
+        return [seeds, *[""] * 7]
     return [
         seeds,
         f"{arm.value:.4g}",
         "" if arm.spread is None else f"{arm.spread:.2g}",
         f"{min(arm.values):.4g} to {max(arm.values):.4g}",
+        worse,
         count(done[0]["layer_tokens"]),
         count(done[0]["flops"]),
         f"{sum(one['wall_clock_s'] for one in done) / len(done):,.1f} s",

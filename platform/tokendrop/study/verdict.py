@@ -16,6 +16,39 @@ Answer = Literal["agrees", "disagrees", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Worse:
+    """By how much of the metric an arm is worse than another, over the seeds that both have."""
+
+    mean: float
+    """Above 0 where the arm is worse."""
+    low: float | None
+    """Where the 95% interval of the mean begins, by Student's t over the pairs; None with one of them."""
+    high: float | None
+    seeds: int
+
+
+def worse_by(arm: Mapping[int, float], other: Mapping[int, float], *, lower: bool) -> Worse | None:
+    """By how much an arm is worse; None where no seed is in both.
+
+    Args:
+        arm, other: the metric by seed, finite.
+        lower: whether a lower metric is better.
+    """
+    differences = _differences(arm, other, lower=lower)
+    if not differences:
+        return None
+    seeds, mean = len(differences), fmean(differences)
+    if seeds == 1:
+        return Worse(mean=mean, low=None, high=None, seeds=seeds)
+    wide = _wide(stdev(differences), seeds)
+    return Worse(mean=mean, low=mean - wide, high=mean + wide, seeds=seeds)
+
+
+def _differences(arm: Mapping[int, float], other: Mapping[int, float], *, lower: bool) -> list[float]:
+    return [(arm[seed] - other[seed]) * (1 if lower else -1) for seed in sorted(arm.keys() & other.keys())]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What the paired differences say of a claim; above 0 the arm is worse."""
 
@@ -45,8 +78,7 @@ def judged(
         {trial.config.seed: float(summaries[trial.run][metric]) for trial in found if trial.run in summaries}
         for found in (trials_with(trials, claim.arm, "arm"), trials_with(trials, claim.against, "against"))
     ]
-    both = arms[0].keys() & arms[1].keys()
-    differences = [(arms[0][seed] - arms[1][seed]) * (1 if lower else -1) for seed in sorted(both)]
+    differences = _differences(arms[0], arms[1], lower=lower)
     return verdict(differences, claim.margin) if len(differences) > 1 else None
 
 

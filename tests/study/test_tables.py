@@ -1,0 +1,83 @@
+"""What the tables at a sweep's end say of its arms."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from sweeps import trials_of, write_sweep
+from tokendrop.study.arms import arms_of
+from tokendrop.study.progress import Progress
+from tokendrop.study.record import SweepRecord
+from tokendrop.study.sweep import load_sweep
+from tokendrop.study.tables import result_of, result_text
+
+COSTS = {"layer_tokens": 100, "flops": 1000, "wall_clock_s": 1.0}
+LOSSES = st.floats(0.5, 9, allow_subnormal=False)
+
+
+def ended(folder: Path, losses: list[list[float | None]], **keys: Any) -> tuple[dict[str, Any], str]:
+    """What a sweep came to, for scripts and for people.
+
+    Args:
+        losses: of each arm, its validation loss by seed; None where a trial has not ended.
+    """
+    rates = [1e-3 * (1 + number) for number in range(len(losses))]
+    path = write_sweep(folder, axes={"train.peak_lr": rates}, seeds=len(losses[0]), **keys)
+    sweep, trials = load_sweep(path), trials_of(path)
+    progress = Progress(sweep, trials, SweepRecord(folder, sweep.name))
+    for trial in trials:
+        loss = losses[rates.index(dict(trial.point)["train.peak_lr"])][trial.config.seed - 1234]
+        if loss is not None:
+            progress.finish(trial.run, {"val_loss": loss, **COSTS})
+    arms = arms_of(sweep, trials, progress.summaries)
+    return result_of(sweep, trials, arms, progress), result_text(sweep, arms, progress)
+
+
+@settings(max_examples=15)
+@given(seeds=st.integers(2, 6), arms=st.integers(2, 4), direction=st.sampled_from(["min", "max"]), drawn=st.data())
+def test_an_arm_is_worse_by_the_mean_of_its_pairs_with_scipys_interval(tmp_path_factory, seeds, arms, direction, drawn):
+    losses = [drawn.draw(st.lists(LOSSES, min_size=seeds, max_size=seeds)) for _ in range(arms)]
+    result, _ = ended(tmp_path_factory.mktemp("sweep"), losses, direction=direction)
+    best = losses[result["best"]]
+    for number, (arm, values) in enumerate(zip(result["arms"], losses, strict=True)):
+        if number == result["best"]:
+            assert arm["worse"] is None
+            continue
+        worse, other = (values, best) if direction == "min" else (best, values)
+        apart = [one - two for one, two in zip(worse, other, strict=True)]
+        assert arm["worse"]["mean"] == pytest.approx(sum(apart) / seeds, abs=1e-9)
+        assert arm["worse"]["mean"] >= -1e-9
+        assert arm["worse"]["seeds"] == seeds
+        if max(apart) - min(apart) > 1e-6:
+            expected: Any = stats.ttest_rel(worse, other).confidence_interval(0.95)
+            found = (arm["worse"]["low"], arm["worse"]["high"])
+            assert found == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_the_table_has_a_column_of_it_which_only_whole_arms_have(tmp_path):
+    _, text = ended(tmp_path, [[3.0, 4.0, 5.0], [3.1, 4.2, 5.3], [2.0, None, 2.0]])
+    header, _, best, second, open_ = text.splitlines()[:5]
+    assert header.split("  ")[-1].strip() == "training time"
+    assert "worse by (95%)" in header
+    column = header.index("worse by (95%)")
+    assert best[column:].lstrip().startswith("100")  # layer tokens, after an empty cell
+    assert re.search(r" 0\.2 \(-0\.0484 to 0\.448\) ", second)
+    assert "(" not in open_
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    result, text = ended(tmp_path, [[3.0], [3.25]])
+    assert [arm["worse"] for arm in result["arms"]] == [None, {"mean": 0.25, "low": None, "high": None, "seeds": 1}]
+    assert re.search(r" 0\.25 ", text)
+    assert " to " not in text.splitlines()[3].replace("3.25 to 3.25", "")
+
+
+def test_without_an_arm_that_is_whole_none_is_compared(tmp_path):
+    result, text = ended(tmp_path, [[3.0, None], [3.25, None]])
+    assert [arm["worse"] for arm in result["arms"]] == [None, None]
+    assert "best:" not in text
