@@ -149,9 +149,7 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
     for name in _needed(target):
         if name not in value:
             raise UserError(f"{joined(path, name)}: this key is needed and missing")
-    arguments = {
-        fields[key].name: build(hints[fields[key].name], item, joined(path, key)) for key, item in value.items()
-    }
+    arguments = {fields[key].name: _given(fields[key], hints, item, joined(path, key)) for key, item in value.items()}
     try:
         return target(**arguments)
     except UserError:
@@ -161,6 +159,12 @@ def _dataclass(target: Any, value: Any, path: str) -> Any:
         raise UserError(
             f"{joined(path, key)}: {rest}" if colon and key in fields else f"{path}: {error}" if path else str(error)
         ) from None
+
+
+def _given(field: dataclasses.Field[Any], hints: Mapping[str, Any], value: Any, path: str) -> Any:
+    """A value of a field; its default where it equals that: 0.0 and 0 are one number, and name one trial."""
+    built = build(hints[field.name], value, path)
+    return field.default if built == field.default else built
 
 
 def _needed(target: Any) -> list[str]:
