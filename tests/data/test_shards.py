@@ -61,6 +61,18 @@ def test_held_out_rows_are_shared_out_by_weight(tmp_path):
     assert ids.tolist() == [*first_ids(0, 6), *first_ids(1, 2)]
 
 
+def test_a_source_whose_documents_make_no_held_out_row_is_left_out_of_validation(tmp_path):
+    held_out = {"a": 0, "b": 9}
+    files = [
+        (source, [Document([0] * 5), *[Document([0] * 5, split="validation")] * count])
+        for source, count in held_out.items()
+    ]
+    sources = tuple(SourceConfig(name=name, corpus=("x",), weight=w) for name, w in (("a", 1000.0), ("b", 1.0)))
+    write_folder(tmp_path, files)
+    ids = held_out_ids(data_config(corpus=(), sources=sources), Rows(tmp_path, "validation").committed, 8)
+    assert ids.tolist() == [*first_ids(1, 8)]
+
+
 def test_training_follows_rows_as_they_are_committed_and_hears_of_a_failure(tmp_path, monkeypatch):
     files = numbered_rows(40)
     whole = tmp_path / "whole"

@@ -1,5 +1,6 @@
 """Where text comes from and how it becomes rows of tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import Literal
@@ -230,10 +231,30 @@ class DataConfig:
 
     def held_out_shares(self, sequences: int) -> tuple[int, ...]:
         """Of so many held-out sequences, those of each source: by weight, the rest to the largest remainders."""
-        weights = [source.weight for source in self.mixture]
-        exact = [weight / sum(weights) * sequences for weight in weights]
-        counts = [floor(share) for share in exact]
-        by_remainder = sorted(range(len(exact)), key=lambda number: counts[number] - exact[number])
-        for number in by_remainder[: sequences - sum(counts)]:
-            counts[number] += 1
+        return _by_weight([source.weight for source in self.mixture], sequences)
+
+    def held_out_counts(self, sequences: int, have: Sequence[int]) -> tuple[int, ...]:
+        """Of so many held-out sequences, those of each source, fewer only where all sources together have fewer.
+
+        Each source gives its share; what some are short of, the others give, by their weights.
+
+        Args:
+            have: the sequences of each source that were held out.
+        """
+        counts = [min(pair) for pair in zip(have, self.held_out_shares(sequences), strict=True)]
+        while left := min(sequences, sum(have)) - sum(counts):
+            more = [number for number, count in enumerate(counts) if count < have[number]]
+            shares = _by_weight([self.mixture[number].weight for number in more], left)
+            for number, share in zip(more, shares, strict=True):
+                counts[number] = min(have[number], counts[number] + share)
         return tuple(counts)
+
+
+def _by_weight(weights: Sequence[float], count: int) -> tuple[int, ...]:
+    """So many in shares by weight, the rest to the largest remainders."""
+    exact = [weight / sum(weights) * count for weight in weights]
+    counts = [floor(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: counts[number] - exact[number])
+    for number in by_remainder[: count - sum(counts)]:
+        counts[number] += 1
+    return tuple(counts)

@@ -250,6 +250,5 @@ def sample_order(data: DataConfig, *, seed: int) -> SampleOrder:
 
 def held_out_ids(data: DataConfig, committed: Committed, sequences: int) -> NDArray[np.int64]:
     """Sample ids of the first held-out rows, of each source by its weight; fewer where fewer were held out."""
-    shares = data.held_out_shares(sequences)
-    counts = [min(have, share) for have, share in zip(committed.rows, shares, strict=True)]
+    counts = data.held_out_counts(sequences, committed.rows)
     return np.concatenate([first_ids(source, count) for source, count in enumerate(counts)])
