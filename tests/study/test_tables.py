@@ -81,3 +81,15 @@ def test_without_an_arm_that_is_whole_none_is_compared(tmp_path):
     result, text = ended(tmp_path, [[3.0, None], [3.25, None]])
     assert [arm["worse"] for arm in result["arms"]] == [None, None]
     assert "best:" not in text
+
+
+@pytest.mark.parametrize(("summary", "value"), [({"val_loss": 0.0}, 0.0), ({"val_loss": 0}, 0.0), ({}, None)])
+def test_a_metric_of_exactly_0_is_a_value_and_only_one_that_is_missing_is_none(tmp_path, summary, value):
+    path = write_sweep(tmp_path)
+    trials = trials_of(path)
+    progress = Progress(load_sweep(path), trials, SweepRecord(tmp_path, "tiny"))
+    progress.finish(trials[0].run, summary)
+    progress.note_stopped(trials[1].run, summary)
+    for trial in trials[:2]:
+        assert progress.value(trial.run) == pytest.approx(float("nan") if value is None else value, nan_ok=True)
+    assert progress.value(trials[2].run) is None

@@ -96,7 +96,8 @@ class Progress(tune.Callback):
         found = self.summaries.get(run, self.stopped.get(run))
         if found is None:
             return float("nan") if run in self.failures else None
-        return float(found.get(self.sweep.metric) or "nan")
+        value = found.get(self.sweep.metric)
+        return float("nan") if value is None else float(value)
 
     def is_open(self, run: str) -> bool:
         """Whether a trial has neither come to its end, nor failed, nor been ended early."""
