@@ -83,7 +83,7 @@ class SweepConfig:
         for branch, keys in (("set", self.set), ("axes", self.axes)):
             for key in keys:
                 self._check_key(branch, key)
-        if not self.axes and self.seeds == 1 and len(self.budget.amounts if self.budget else ()) < 2:
+        if not self.axes and self._seeds == 1 and len(self.budget.amounts if self.budget else ()) < 2:
             raise ValueError("axes: want at least one key with its values, or several seeds")
         self._check_counts()
         if not self.metric.startswith(_OF_VALIDATION) and self.metric not in _COSTS:
@@ -122,10 +122,9 @@ class SweepConfig:
             raise ValueError(f"{branch}: the lengths of runs follow from budget; leave out one of them")
 
     def _check_counts(self) -> None:
-        seeds = self.seeds if isinstance(self.seeds, tuple) else range(self.seeds)
-        if not 1 <= len(seeds) <= _MOST_SEEDS:
-            raise ValueError(f"seeds: want 1 to {_MOST_SEEDS:,} of them, got {len(seeds):,}")
-        if len(set(seeds)) < len(seeds):
+        if not 1 <= self._seeds <= _MOST_SEEDS:
+            raise ValueError(f"seeds: want 1 to {_MOST_SEEDS:,} of them, got {self._seeds:,}")
+        if isinstance(self.seeds, tuple) and len(set(self.seeds)) < self._seeds:
             raise ValueError("seeds: want each seed once")
         if not 1 <= self.samples <= _MOST_SAMPLES:
             raise ValueError(f"samples: want 1 to {_MOST_SAMPLES:,}, got {self.samples:,}")
