@@ -4,6 +4,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.prepare.examples import ExampleForm
 from tokendrop.data.read.image_rows import IMAGE_ROW
 from tokendrop.data.read.pair_runs import pair_row_length
+from tokendrop.data.shards.format import Header
 from tokendrop.data.shards.manifest import Manifest
 from tokendrop.errors import UserError
 
@@ -12,6 +13,7 @@ _ROW = {"text": "{} tokens", "sentence_pairs": "a pair of sentences", "examples"
 
 def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:
     """Raises UserError where a job can't train on these token shards."""
+    check_form(config, manifest.header)
     data = config.data
     row = _ROW[config.task.reads].format(config.model.sequence_length + 1)
     check_vocabulary(config, manifest.header.vocab_size)
@@ -32,6 +34,20 @@ def check_fits(config: ExperimentConfig, manifest: Manifest) -> None:
             f"{key}: its documents make no {split} row of {row}; want more text,"
             f" or a data.validation_share {remedy} than {data.validation_share:g}"
         )
+
+
+def check_form(config: ExperimentConfig, header: Header) -> None:
+    """Raises UserError where token shards are of another form than the job's; of another corpus they may be."""
+    data = config.data
+    wanted = {
+        "task.kind": (header.kind, config.task.reads),
+        "model.sequence_length": (header.sequence_length, sequence_length_of(config)),
+        "task": (header.row_length, row_length_of(config)),
+        "data.sources": (", ".join(header.sources), ", ".join(source.name for source in data.mixture)),
+    }
+    for key, (have, want) in wanted.items():
+        if have != want:
+            raise UserError(f"{key}: this job reads {want}, the token shards in {data.folder} are of {have}")
 
 
 def check_vocabulary(config: ExperimentConfig, size: int) -> None:

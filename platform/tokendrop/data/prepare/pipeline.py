@@ -17,6 +17,7 @@ from tokendrop.data.corpus.records import RecordForm, read_records
 from tokendrop.data.corpus.sources import SourceFile, list_files
 from tokendrop.data.prepare.fits import (
     check_fits,
+    check_form,
     check_vocabulary,
     examples_of,
     row_length_of,
@@ -107,6 +108,8 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
         return stored
     corpus = find_corpus(config)
     folder = corpus.folder
+    if (folder / MANIFEST).exists():
+        check_form(config, read_header(folder))
     if is_complete(folder):  # they may be on storage that is read-only
         with suppress(OSError):
             (folder / FAILED).unlink(missing_ok=True)

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.prepare.fits import check_fits, row_length_of, sequence_length_of
+from tokendrop.data.prepare.fits import check_fits, check_form
 from tokendrop.data.shards.cache import ShardCache, open_stored
 from tokendrop.data.shards.format import Header
 from tokendrop.data.shards.manifest import Manifest, read_manifest
@@ -48,15 +48,7 @@ def bytes_at_once(config: ExperimentConfig, manifest: Manifest) -> int:
 def _check_made_for(config: ExperimentConfig, header: Header) -> None:
     """Raises UserError where shards are of another form than the job's; of another corpus they may be."""
     data = config.data
-    wanted = {
-        "task.kind": (header.kind, config.task.reads),
-        "model.sequence_length": (header.sequence_length, sequence_length_of(config)),
-        "task": (header.row_length, row_length_of(config)),
-        "data.sources": (", ".join(header.sources), ", ".join(source.name for source in data.mixture)),
-    }
-    for key, (have, want) in wanted.items():
-        if have != want:
-            raise UserError(f"{key}: this job reads {want}, the token shards in {data.folder} are of {have}")
+    check_form(config, header)
     if config.task.reads == "images" and header.vocab_size != config.model.vocab_size:
         raise UserError(
             f"model.classes: the token shards in {data.folder} have {header.vocab_size}, this job"
