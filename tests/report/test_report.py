@@ -65,6 +65,21 @@ def test_the_page_says_what_was_run_what_came_out_and_what_it_saves(runs: Path) 
     assert "default-src 'none'" in page
 
 
+def test_arms_and_data_stand_in_the_order_in_which_runs_were_given(runs: Path) -> None:
+    def told(*folders: str) -> tuple[list[str], list[str], list[str]]:
+        page = page_of(runs / folders[0], *(runs / folder for folder in folders[1:]))
+        data = data_of(page)
+        legend = re.findall(r"const specs = (.*);$", page, re.MULTILINE)[0]
+        domains = re.findall(r'"domain":(\["[^]]*\])', legend)
+        return [*data], [*dict.fromkeys(str(row["arm"]) for row in data["validation"])], [*dict.fromkeys(domains)]
+
+    one, other = told("drops-2", "whole-1", "drops-1"), told("whole-1", "drops-1", "drops-2")
+    assert one[0] == other[0] == ["validation", "training", "schedule", "throughput", "time", "marks"]
+    assert (one[1], other[1]) == (["drops", "whole"], ["whole", "drops"])
+    assert '["drops","whole"]' in one[2]
+    assert '["whole","drops"]' in other[2]
+
+
 def test_the_reference_is_the_arm_that_drops_nothing_and_paired_seeds_narrow_the_interval(runs: Path) -> None:
     arms = arms_of(read_runs([runs])[0])
     assert [arm.label for arm in arms] == ["drops", "whole"]

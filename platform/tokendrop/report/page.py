@@ -39,7 +39,9 @@ def page_text(arms: Sequence[Arm], data: Mapping[str, Rows], *, notes: Sequence[
         }
     )
     scripts = {
-        "data": _in_script({name: data[name] for name in {*(figure.data for figure in figures), "marks"}}),
+        "data": _in_script(
+            {name: data[name] for name in dict.fromkeys([*(figure.data for figure in figures), "marks"])}
+        ),
         "specs": _in_script(
             {figure.name: spec_of(figure, labels, marked=bool(data["marks"]), legend=False) for figure in figures}
         ),
