@@ -13,7 +13,7 @@ from tokendrop.errors import UserError
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import LEDGER
 from tokendrop.track.run_folder import DATA, JOB
-from tokendrop.train.checkpoint_index import CHECKPOINTS
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, step_of, write_meta
 from tokendrop.train.sealed import seal_text
 
 
@@ -44,6 +44,19 @@ def test_what_can_not_be_audited_is_named_in_one_sentence(tmp_path, resized, cap
     said = capsys.readouterr()
     assert said.out == ""
     assert len(said.err.splitlines()) == 1
+
+
+def test_the_weights_of_a_checkpoint_are_not_read_for_its_step(tmp_path):
+    run = make_run(tmp_path, rows=(40,), window=32)
+    run.attempt(1, start=0)
+    clean = audit(tmp_path)
+    newest = committed(tmp_path / CHECKPOINTS)[-1]
+    weights = newest / "weights.bin"
+    weights.write_bytes(b"as they were")
+    write_meta(newest, {"step": step_of(newest)}, {weights.name: "0" * 64})  # whose checksum no reader would pass
+    assert audit(tmp_path) == clean
+    weights.write_bytes(b"cut")
+    assert audit(tmp_path).steps == step_of(newest) - 3  # one that is cut is passed over, as by a run that goes on
 
 
 def test_shards_that_are_being_made_anew_are_named_where_they_do_not_reach(tmp_path):

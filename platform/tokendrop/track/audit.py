@@ -18,7 +18,7 @@ from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA
 from tokendrop.track.parts import read_part, span_of
 from tokendrop.track.run_folder import open_run_folder
-from tokendrop.train.checkpoint_index import latest_checkpoint, read_meta
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 
 # The ledger is compared so many samples at a time; the order of samples is asked for fewer, for it is quickest so.
 _BLOCK, _ORDER_BLOCK = 2**20, 2**15
@@ -87,7 +87,9 @@ def audit(run: Path, *, progress: Progress = lambda step, steps: None) -> Audit:
         DamagedDataError: the run's job, all of its checkpoints or a part of its ledger are damaged.
     """
     config, data = open_run_folder(run)
-    steps = read_meta(latest_checkpoint(run))["step"]
+    steps = committed_step(run / CHECKPOINTS)  # with a look at the files' sizes: no weights are read for a number
+    if not steps:
+        raise UserError(f"{run}: want a run folder with a committed checkpoint; found none")
     if not (data / MANIFEST).is_file():
         raise UserError(f"{run}: its order of samples can't be known without {MANIFEST} and {SHARDS} in {data}")
     committed = read_manifest(data).committed("train")
