@@ -66,6 +66,7 @@ FOREIGN = {
     "train": {"torch"},
     "train/task.py": {"numpy"},
     "train/engines/deepspeed.py": {"deepspeed"},
+    "train/fp8.py": {"torchao"},
     "track": {"pyarrow"},
     "track/audit.py": {"numpy"},
     "track/mlflow.py": {"mlflow"},
@@ -113,7 +114,7 @@ FOREIGN = {
 # these run where nothing but the standard library, PyYAML, numpy and torch is installed
 LIGHT = ["schedule", "config", "method", "models", "train"]
 # what a job or a user of other models asks for by name, imported when they do
-ON_REQUEST = {"deepspeed", "timm", "transformers"}
+ON_REQUEST = {"deepspeed", "timm", "torchao", "transformers"}
 
 LONGEST_FILE, LONGEST_FUNCTION = 300, 40
 
@@ -247,7 +248,7 @@ import {modules}
 assert not {forbidden} & {{module.split(".")[0] for module in sys.modules}}
 print("imported")
 """
-HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval", "deepspeed", "psutil"}
+HEAVY = {"ray", "mlflow", "pyarrow", "tokenizers", "transformers", "lm_eval", "deepspeed", "psutil", "torchao"}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> Outcome:
         {
             "name": config.name,
             "optimizer": config.train.groups,
+            **({} if config.train.fp8 is None else {"fp8": config.train.fp8}),
             **result,
             **({"bounds": {key: _bounds_result(*both, plan.steps) for key, both in bounds.items()}} if bounds else {}),
             **simulated.result,
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace) -> Outcome:
             config.name,
             plan,
             optimizer=config.train.groups,
+            fp8=config.train.fp8,
             fixed=fixed,
             profile=profile,
             checkpoint_steps=config.checkpoint_steps,
@@ -139,6 +141,7 @@ def plan_text(
     plan: RunPlan,
     *,
     optimizer: str,
+    fp8: str | None = None,
     fixed: RunPlan,
     profile: DeviceProfile | None = None,
     checkpoint_steps: int | None = None,
@@ -152,6 +155,8 @@ def plan_text(
     kept = ["activations"] if _has_limit(plan) else []
     header = ["steps", "kept length", "workers", *sizes, *kept, "lr at the end", "saved by then"]
     facts = [*_facts(name, plan), *_recomputed(plan), ("optimizer", optimizer)]
+    if fp8 is not None:
+        facts.append(("fp8", f"matrix products of the layers, {fp8} scales; hours do not count what it saves"))
     facts += _scaling_facts(plan, fixed, profile, checkpoint_steps)
     return "\n".join(f"{key:<14} {value}" for key, value in facts) + "\n\n" + table(header, rows)
 

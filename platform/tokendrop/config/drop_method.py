@@ -39,6 +39,11 @@ class DropMethod(ABC):
     """Different kept lengths of each schedule, at most: evenly spaced from its lowest to its highest one, to the
     nearest of which each step's is rounded. They are part of the plan. For few graphs under `train.compile: static`."""
 
+    @property
+    def has_known_shapes(self) -> bool:
+        """Whether the plan says before the run how many sequences and tokens layers are called with."""
+        return not self.adaptive and not self.learns and self.counts == "tokens"
+
     @abstractmethod
     def spans(self, layers: int) -> tuple[Span, ...]:
         """The routes that dropped tokens take in a model of so many layers, apart from each other and in order."""

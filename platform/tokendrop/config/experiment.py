@@ -8,6 +8,7 @@ from math import ceil
 from tokendrop.config.data import SPECIAL_TOKENS, DataConfig, PairsConfig
 from tokendrop.config.drop import DropConfig, NoDropping
 from tokendrop.config.files import not_a_folder
+from tokendrop.config.fp8 import check_fp8
 from tokendrop.config.layers import naming
 from tokendrop.config.model import ModelConfig
 from tokendrop.config.run import CheckpointConfig, EvaluateConfig, ScalingConfig, TrackConfig
@@ -77,13 +78,18 @@ class ExperimentConfig:
             self._check_in_epochs()
             return
         _ = self.plan  # raises where two branches do not fit together
+        self._check_training()
+        if self.drop.keeps_special:
+            self._check_special_tokens()
+
+    def _check_training(self) -> None:
+        """Raises ValueError where this model, method and plan can't be trained as `train` says."""
         self.train.check(steps=self.steps, dropout=self.model.dropout)
+        check_fp8(self.train, width=self.model.width, method=self.drop)
         if self.train.compile == "static":
             self._check_static()
         for plan in (self.plan, self._longest_plan):
             self.train.check_activations(plan)
-        if self.drop.keeps_special:
-            self._check_special_tokens()
 
     def _check_in_epochs(self) -> None:
         """Raises ValueError where no epoch, neither a short nor a long one, makes this job right."""
@@ -102,7 +108,7 @@ class ExperimentConfig:
 
     def _check_static(self) -> None:
         """Raises ValueError where it is not known, or too large, how many graphs layers have."""
-        if self.drop.adaptive or self.drop.learns or self.drop.counts != "tokens":
+        if not self.drop.has_known_shapes:
             why = "its schedule" if self.drop.adaptive else f"method '{self.drop.method}'"
             raise ValueError(f"train.compile: static wants shapes that are known before, which {why} lacks; want true")
         if (shapes := len(layer_shapes(self.plan))) > MOST_STATIC:

@@ -83,6 +83,11 @@ class TrainConfig:
     max_grad_norm: float = 1.0
     precision: Literal["auto", "bf16", "fp32", "fp64"] = "auto"
     """auto: bf16 autocast where the device computes in bf16, else fp32."""
+    fp8: Literal["tensorwise", "rowwise"] | None = None
+    """Matrix products of the layers in fp8, by torchao, with a scale for each tensor, or for each row: closer, slower.
+    Weights, gradients, optimizer state and checkpoints stay as they are. Meant for models from 1.3B parameters on."""
+    fp8_emulated: bool = False
+    """Compute what fp8 would, slowly, on a device without it: to try a job."""
     compile: bool | Literal["static"] = False
     """torch.compile each layer, before the first step: two graphs, however many kept lengths; or static, a faster one
     for each of them. Worth it on GPUs."""

@@ -14,9 +14,13 @@ WHERE = (
     *("name", "run", "runs_folder", "scaling", "checkpoint", "track"),
     *("data.folder", "data.cache", "data.reader", "data.max_rejected", "train.profile"),
     "train.tokens_per_micro_batch",  # how many samples run at a time, the same ones with the same draws
+    "train.fp8_emulated",
     "model.preset",  # whose sizes are keys of their own
 )
 """Keys, and branches with all their keys, that say where a trial runs, how it is saved and how it is called."""
+_UNUSED = {"train.fp8": "None"}
+"""Keys that are younger than some trials, with the values that change nothing: then they do not count, so that those
+trials keep their names."""
 _LETTERS = 12
 
 
@@ -31,7 +35,8 @@ def settings_of(config: ExperimentConfig) -> dict[str, str]:
     Paths count as the job has them, what is in a corpus or behind `model.init_from` does not; of a method or a task in
     a file of the user's own, the file's content counts.
     """
-    found = {key: redact(value) for key, value in flat(asdict(config)).items() if not says_only_where(key)}
+    settings = flat(asdict(config)).items()
+    found = {k: redact(value) for k, value in settings if not says_only_where(k) and _UNUSED.get(k) != value}
     for key, name in (("drop.method", config.drop.method), ("task.kind", config.task.kind)):
         file = plugin.file_of(name)
         if file is not None and file.is_file():

@@ -13,6 +13,7 @@ from tokendrop.train.device import compile_layers, pick_dtype
 from tokendrop.train.dropping import attach_method, with_added_loss
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.build import apply_strategy
+from tokendrop.train.fp8 import multiply_in_fp8
 from tokendrop.train.initial import InitialWeights, begin_with
 from tokendrop.train.loop import TrainComponents, train
 
@@ -41,6 +42,7 @@ def build_engine(
     dtype = pick_dtype(training.precision, device)
     model = task.build_model(seed=config.seed).to(device, torch.promote_types(dtype, torch.float32))
     layers = task.layers(model)
+    multiply_in_fp8(layers, config, device)  # before a method adds modules of its own
     dropping = attach_method(config, model, layers)
     if initial is not None:
         begin_with(model, initial, may_be_new=(*task.may_be_new, f"{ROUTER}."), are_new=task.are_new)

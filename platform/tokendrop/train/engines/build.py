@@ -9,14 +9,16 @@ from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
 from tokendrop.train.engines.fsdp import FsdpEngine
+from tokendrop.train.fp8 import check_fp8_installed
 from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.task import LossFunction
 
 
 def check_strategy(training: TrainConfig) -> None:
-    """Raises UserError where a strategy's library is not installed."""
+    """Raises UserError where a library that the job asks for is not installed."""
     if training.strategy == "deepspeed":
         check_installed()
+    check_fp8_installed(training)
 
 
 def apply_strategy(
