@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import jumps
-from tokendrop.bench.device import SIZES, Wanted, bench_device, job_of
+from tokendrop.bench.device import SIZES, Wanted, bench_device, job_of, jobs_of
 from tokendrop.bench.device_model import SHARES, UPDATE, measure_model
 from tokendrop.bench.device_result import grown_s, model_result
 from tokendrop.bench.peaks import peak_flops_per_s
 from tokendrop.bench.schedule_saving import saving_over, schedule_figures
 from tokendrop.config.load import load_job
+from tokendrop.errors import UserError
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
 from tokendrop.schedule.kept_by_step import KeptByStep
@@ -34,8 +35,10 @@ import sys
 from importlib.abc import MetaPathFinder
 
 class Forbid(MetaPathFinder):
+    forbidden = {"ray", "mlflow", "pyarrow", "psutil", "tokenizers", "transformers", "rich", "torchao"}
+
     def find_spec(self, fullname, path=None, target=None):
-        if fullname.split(".")[0] in {"ray", "mlflow", "pyarrow", "psutil", "tokenizers", "transformers", "rich"}:
+        if fullname.split(".")[0] in self.forbidden:
             raise ModuleNotFoundError(f"{fullname} is not installed here")
 
 sys.meta_path.insert(0, Forbid())
@@ -44,7 +47,7 @@ from tokendrop.cli.main import main
 main(["bench", "device", "--presets", "gpt-5m,gpt-1m", "--minutes", "0.01", "--rounds", "3", "--out", sys.argv[1]])
 """
 MODEL = {
-    *("preset", "shape", "parameters", "dropped_layers", "micro_batch", "rounds", "lengths", "plain_gpt2"),
+    *("preset", "fp8", "shape", "parameters", "dropped_layers", "micro_batch", "rounds", "lengths", "plain_gpt2"),
     *("full_length_alone_ms", "update_ms", "schedule", "schedule_grown", "start_s", "host_waits"),
 }
 STEP = {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "peak_memory_bytes"}
@@ -94,6 +97,27 @@ def test_short_kept_lengths_are_timed_with_more_sequences_at_a_time_too() -> Non
     assert grown_s(job, measured, "1/2") is None
     made_up = replace(measured, seconds={"grown 1/16": [10.0, 1.0], UPDATE: [2.0, 2.0]})
     assert grown_s(job, made_up, "1/16") == [4.0, 0.625]  # an update is half of its step at most
+
+
+def test_each_model_is_timed_in_fp8_beside_without_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao")
+    sizes = replace(SIZES["gpt-1m"], micro_batch=1, sequence_length=128, vocab_size=64)
+    monkeypatch.setitem(SIZES, "gpt-1m", sizes)
+    wanted = replace(WANTED, presets=("gpt-1m",), minutes=60, precision="auto", fp8="rowwise", compiled=False)
+    (plain, fp8) = bench_device(wanted, log=lambda _: None, save=lambda _: None)["models"]
+    assert (plain["preset"], fp8["preset"]) == ("gpt-1m", "gpt-1m-fp8-rowwise")
+    assert (plain["fp8"], fp8["fp8"]) == (None, "rowwise")
+    assert plain["shape"] == fp8["shape"]
+    assert plain["rounds"] == fp8["rounds"] == 3
+
+
+def test_without_fp8_on_a_device_nothing_is_measured() -> None:
+    with pytest.raises(UserError, match=r"^train\.precision: with train\.fp8 .* want bf16 or auto, got 'fp32'"):
+        jobs_of(["gpt-1m"], replace(WANTED, fp8="rowwise"), False, torch.device("cpu"))
+    wanted = replace(WANTED, precision="auto", fp8="rowwise")
+    with pytest.raises(UserError, match=r"^train\.fp8: this meta has no fp8"):
+        jobs_of(["gpt-1m"], wanted, False, torch.device("meta"))
+    assert [one.train.fp8 for one in jobs_of(["gpt-1m"], WANTED, False, torch.device("meta"))] == [None]
 
 
 def test_its_ideal_is_that_of_the_plan(measured) -> None:
@@ -203,6 +227,7 @@ def test_a_peak_is_that_of_the_whole_card_in_bf16(name: str, peak: float | None)
         (["--presets", "gpt-1m,gpt-2m"], "--presets: want some of gpt-1m,gpt-5m,gpt3-125m,gpt3-350m,gpt3-1.3b, got"),
         (["--presets", ""], "--presets: want some of gpt-1m,"),
         (["--minutes", "0"], "--minutes: want a number from 0.01 to 1440, got '0'"),
+        (["--fp8", "e4m3"], "--fp8: invalid choice: 'e4m3' (choose from"),
         (["--rounds", "2"], "--rounds: want a whole number from 3 to 1,000, got '2'"),
         (["--micro-batch", "0"], "--micro-batch: want a whole number from 1 to 4,096, got '0'"),
         (["--out", "nowhere/device.json"], "--out nowhere/device.json: want a new .json file in a folder that exists"),

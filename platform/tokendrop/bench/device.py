@@ -16,6 +16,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
 from tokendrop.errors import UserError
 from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
+from tokendrop.train.fp8 import check_fp8_here
 
 _MICRO_BATCHES = 32  # of a step, by which the schedule alone is laid out: 256 sequences, as GPT-3 350M
 
@@ -55,6 +56,8 @@ class Wanted:
     """By device when left out: on GPUs."""
     rounds: int
     """At most, for each preset."""
+    fp8: str | None = None
+    """The job's `train.fp8`, of each preset beside without; emulated on a CPU."""
 
 
 def read_presets(text: str) -> tuple[str, ...]:
@@ -77,7 +80,7 @@ def bench_device(
     Args:
         save: is given the result so far after each preset, so that a process that is ended leaves something.
     Raises:
-        UserError: the device does not compute in the precision that is asked for.
+        UserError: the device does not compute in the precision that is asked for, or has no fp8.
     """
     started = time.perf_counter()
     device = pick_device()
@@ -85,16 +88,16 @@ def bench_device(
     result = _empty(wanted, device)
     presets = wanted.presets or (_ON_GPU if device.type == "cuda" else _ON_CPU)
     before: tuple[ExperimentConfig, Measured] | None = None
-    for number, preset in enumerate(presets):
-        config = job_of(preset, wanted, result["compiled"])
+    jobs = jobs_of(presets, wanted, result["compiled"], device)
+    for number, config in enumerate(jobs):
         left_s = 60 * wanted.minutes - (time.perf_counter() - started)
-        share_s = left_s / (len(presets) - number)
+        share_s = left_s / (len(jobs) - number)
         measured = _too_long(config, before, left_s) or _measured(
             config, device, rounds=wanted.rounds, share_s=share_s, log=log
         )
         if isinstance(measured, str):
-            log(f"skipped  {preset}: {measured}")
-            result["skipped"].append({"preset": preset, "reason": measured})
+            log(f"skipped  {config.name}: {measured}")
+            result["skipped"].append({"preset": config.name, "reason": measured})
         else:
             result["models"].append(model_result(config, measured, result["peak_flops_per_s"]))
             before = config, measured
@@ -150,17 +153,34 @@ def _measured(
     return reason
 
 
-def job_of(preset: str, wanted: Wanted, compiled: bool) -> ExperimentConfig:
+def jobs_of(presets: Sequence[str], wanted: Wanted, compiled: bool, device: torch.device) -> Sequence[ExperimentConfig]:
+    """What is measured, in order: each preset, then that in fp8 where it is wanted.
+
+    Raises:
+        UserError: that is not to be had here, or not beside the precision.
+    """
+    jobs: list[ExperimentConfig] = []
+    for preset in presets:
+        jobs.append(job_of(preset, wanted, compiled))
+        if wanted.fp8 is not None:
+            jobs.append(job_of(preset, wanted, compiled, fp8=wanted.fp8, fp8_emulated=device.type == "cpu"))
+            check_fp8_here(jobs[-1].train, device)
+    return jobs
+
+
+def job_of(
+    preset: str, wanted: Wanted, compiled: bool, *, fp8: str | None = None, fp8_emulated: bool = False
+) -> ExperimentConfig:
     """A job of the preset with the paper's schedule: from 1/16 of the sequence on, 1/128 more every 1.75e9 tokens."""
     size = SIZES[preset]
     length, shape = size.sequence_length, {"sequence_length": size.sequence_length, "vocab_size": size.vocab_size}
     micro_batch = wanted.micro_batch or size.micro_batch
     batch = {"global_batch": _MICRO_BATCHES * micro_batch, "micro_batch": micro_batch}
     training = {"peak_lr": 1e-4, "precision": wanted.precision, "compile": compiled}
-    training |= {"tokens_per_micro_batch": "auto"}
+    training |= {"tokens_per_micro_batch": "auto", "fp8": fp8, "fp8_emulated": fp8_emulated}
     schedule = {"kind": "mslg", "start": length // 16, "increment": length // 128, "every": "1.75e9 tokens"}
     tree = {
-        "name": preset,
+        "name": preset if fp8 is None else f"{preset}-fp8-{fp8}",
         "model": {"kind": "gpt", "preset": preset, **shape},
         "data": {"corpus": ["random"]},
         "train": {"length": "300e9 tokens", **batch, **training},
@@ -174,6 +194,7 @@ def command_of(wanted: Wanted) -> str:
     words = [f"tokendrop bench device --minutes {wanted.minutes:g} --rounds {wanted.rounds}"]
     words += [f"--precision {wanted.precision}"]
     words += [f"--presets {','.join(wanted.presets)}"] if wanted.presets else []
+    words += [f"--fp8 {wanted.fp8}"] if wanted.fp8 else []
     words += [f"--micro-batch {wanted.micro_batch}"] if wanted.micro_batch else []
     words += [] if wanted.compiled is None else ["--compile" if wanted.compiled else "--no-compile"]
     return " ".join(words)

@@ -26,7 +26,8 @@ def profile_from(file: Path, *, like: str, name: str) -> DeviceProfile:
     """
     try:
         result = json.loads(read_text(file, _KIND))
-        models = result["models"] if result["bench"] == "device" else []
+        # a profile tells nothing of fp8, so neither do jobs' hours by it
+        models = [one for one in result["models"] if one.get("fp8") is None] if result["bench"] == "device" else []
         if not models:
             raise UserError(f"{file}: want a {_KIND} that holds at least one model")
         update_s_per_parameter = min(_update_s(model) / model["parameters"] for model in models)

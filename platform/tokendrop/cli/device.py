@@ -24,6 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="torch.compile layers, and the plain model; by device when left out",
     )
+    help = "time each model in fp8 too, beside without (train.fp8); wants tokendrop[fp8], and emulates it on a CPU"
+    parser.add_argument("--fp8", choices=["tensorwise", "rowwise"], help=help)
     parser.add_argument("--rounds", type=whole(3, 1000), default=9, help="interleaved repeats, at most (default 9)")
     parser.add_argument(
         "--out", type=path, default=Path("device.json"), metavar="FILE", help="a new .json file (default device.json)"
@@ -34,7 +36,7 @@ def run(options: argparse.Namespace) -> Outcome:
     """Measure with torch, numpy and PyYAML alone, and write the result after each model.
 
     Raises:
-        UserError: a preset is none, --out is no new file, or the device has no such precision.
+        UserError: a preset is none, --out is no new file, or the device has no such precision or no fp8.
     """
     out: Path = options.out
     if out.suffix != ".json" or out.exists() or not out.absolute().parent.is_dir():
@@ -48,6 +50,7 @@ def run(options: argparse.Namespace) -> Outcome:
         precision=options.precision,
         compiled=options.compile,
         rounds=options.rounds,
+        fp8=options.fp8,
     )
     result = bench_device(wanted, log=log, save=lambda so_far: _write(out, so_far))
     return Outcome(result | {"file": str(out)}, f"{device_text(result)}\n{out}")

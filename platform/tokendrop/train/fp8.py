@@ -27,6 +27,16 @@ def computes_in_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8
 
 
+def check_fp8_here(training: TrainConfig, device: torch.device) -> None:
+    """Raises UserError where a job wants fp8 and it can't be had on the device, or torchao is not installed."""
+    check_fp8_installed(training)
+    if training.fp8 is not None and not training.fp8_emulated and not computes_in_fp8(device):
+        raise UserError(
+            f"train.fp8: this {device.type} has no fp8; want a GPU of compute capability 8.9 or more, such as an H100,"
+            " no fp8, or to try it train.fp8_emulated: true"
+        )
+
+
 def multiply_in_fp8(layers: nn.ModuleList, config: ExperimentConfig, device: torch.device) -> None:
     """Let the linear modules of a model's layers multiply in fp8 where the job says so, in place.
 
@@ -41,12 +51,7 @@ def multiply_in_fp8(layers: nn.ModuleList, config: ExperimentConfig, device: tor
     training = config.train
     if training.fp8 is None:
         return
-    check_fp8_installed(training)
-    if not training.fp8_emulated and not computes_in_fp8(device):
-        raise UserError(
-            f"train.fp8: this {device.type} has no fp8; want a GPU of compute capability 8.9 or more, such as an H100,"
-            " no fp8, or to try it train.fp8_emulated: true"
-        )
+    check_fp8_here(training, device)
     _check_sizes(layers)
     # imported late: most installations do without
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
