@@ -10,7 +10,7 @@ import pytest
 
 from corpora import documents, tiny_job, write_corpus
 from strategies import MEASURED
-from tokendrop.bench.elastic import bench_elastic, planned, predicted_gpu_days, with_pauses, worker_seconds
+from tokendrop.bench.elastic import bench_elastic, finish_all, planned, predicted_gpu_days, with_pauses, worker_seconds
 from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
@@ -45,6 +45,23 @@ def test_worker_seconds_are_of_steps_and_of_all_that_wait_while_workers_change(t
     measured = with_pauses(MEASURED, tmp_path, node_start_s=7.0)
     assert measured.resize_s == pytest.approx(sum(pauses) / 2 - 0.5)  # the checkpoint is charged by its size
     assert measured.node_start_s == 7.0
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_where_one_of_two_trials_fails_the_other_is_ended(failing: int) -> None:
+    commands = ["import time; time.sleep(600)"] * 2
+    commands[failing] = "raise SystemExit(3)"
+    trials = [subprocess.Popen([sys.executable, "-c", one], stdout=subprocess.PIPE) for one in commands]
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        finish_all(trials)
+    assert failed.value.returncode == 3
+    assert [trial.poll() for trial in trials] == [3 if number == failing else -15 for number in (0, 1)]
+
+
+def test_trials_that_both_end_well_are_waited_for() -> None:
+    trials = [subprocess.Popen([sys.executable, "-c", "print(1)"], stdout=subprocess.PIPE) for _ in range(2)]
+    finish_all(trials)
+    assert [trial.returncode for trial in trials] == [0, 0]
 
 
 def test_the_plan_is_the_planners_within_its_limit_of_time_and_asks_for_nodes_in_time(tmp_path: Path) -> None:

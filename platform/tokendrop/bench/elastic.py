@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -162,12 +163,7 @@ class _Trials:
         self.log(f"run      {name}")
         started = time.perf_counter()
         trials = [self._begin(cluster, "train", f"{name} {seed}", f"seed={seed}", *more) for seed in (1, 2)]
-        try:
-            for trial in trials:
-                _finish(trial)
-        finally:  # where one fails, the other one is not waited for
-            for trial in trials:
-                trial.terminate()
+        finish_all(trials)
         return time.perf_counter() - started
 
     def _begin(self, cluster: LocalCluster, what: str, name: str, *more: str) -> subprocess.Popen[bytes]:
@@ -177,6 +173,21 @@ class _Trials:
         environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
         environment |= cluster.environment
         return subprocess.Popen([*command, "--json"], env=environment, stdout=subprocess.PIPE)
+
+
+def finish_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for commands that run at once; where one fails, whichever it is, the others are ended.
+
+    Raises:
+        CalledProcessError: one has failed.
+    """
+    with ThreadPoolExecutor(len(processes)) as threads:
+        try:
+            for done in as_completed([threads.submit(_finish, process) for process in processes]):
+                done.result()
+        finally:
+            for process in processes:
+                process.terminate()  # does nothing to one that has ended
 
 
 def _finish(process: subprocess.Popen[bytes]) -> bytes:
