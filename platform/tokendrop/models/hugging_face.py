@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForPreTraining
 from transformers.utils import cached_file, logging
+from transformers.utils.hub import resolve_revision
 
 from tokendrop.errors import UserError, first_line
 from tokendrop.models import pretrained, pretrained_bert
@@ -28,8 +29,10 @@ class HuggingFaceWeights:
             UserError: there is no model, or none of a kind that we have.
         """
         self.place = place
+        # one commit for all files, by which the cache knows those that are not there too, and asks no hub that is away
+        self._revision = resolve_revision(place)
         try:
-            self.config: Any = AutoConfig.from_pretrained(place)
+            self.config: Any = AutoConfig.from_pretrained(place, revision=self._revision)
         except Exception as error:  # of the network, of a file, or of the library
             raise UserError(
                 f"model.init_from: {place}: want a run, a checkpoint, or a model of Hugging Face as a folder or by its"
@@ -60,7 +63,7 @@ class HuggingFaceWeights:
 
     def _file(self, name: str) -> str | None:
         with suppress(OSError):
-            return cached_file(self.place, name)
+            return cached_file(self.place, name, revision=self._revision)
         return None
 
     @property
@@ -86,9 +89,11 @@ class HuggingFaceWeights:
         before = logging.get_verbosity()
         logging.set_verbosity_error()  # heads that are not there are told of with a table
         try:
-            model, told = self._class().from_pretrained(self.place, dtype="auto", output_loading_info=True)
+            model, told = self._class().from_pretrained(
+                self.place, revision=self._revision, dtype="auto", output_loading_info=True
+            )
         except Exception as error:  # of a file, or of the library
-            if not Path(self.place).is_dir():
+            if not Path(self.place).is_dir() and not _is_told_of_files(error):
                 raise  # of the network, which another attempt may reach
             said = first_line(error)
             raise UserError(f"model.init_from: {self.place}: want the weights of a model, whole ({said})") from None
@@ -107,3 +112,8 @@ class HuggingFaceWeights:
     @property
     def _architectures(self) -> list[str]:
         return self.config.architectures or []
+
+
+def _is_told_of_files(error: Exception) -> bool:
+    """Whether transformers itself says that files are missing; what a connection did is the cause of its error."""
+    return isinstance(error, OSError) and error.__cause__ is None
