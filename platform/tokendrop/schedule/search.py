@@ -1,7 +1,8 @@
 """A good way through stages of which each offers the same options, under one limit."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise, product
+from math import inf
 from operator import add
 
 Pair = tuple[float, float]
@@ -19,7 +20,8 @@ def best_route(stages: Stages, turns: Stages, limit: float | None = None) -> tup
     Without a limit, or where the best route of all keeps it, the route is the best: dynamic programming. Else a
     Lagrange multiplier, a price of the second sum, is sought at which a route that keeps the limit and one that does
     not are both the best. The first of them is at most that price times what it leaves of the limit above the best
-    route within the limit. Where one option for all stages keeps the limit and is better, that is taken instead.
+    route within the limit. That is much where all stages trade one sum for the other at about one rate: so the best
+    route within the limit that changes its option once at most is taken instead where it is better.
 
     Args:
         stages: of each stage, what each option adds.
@@ -45,9 +47,23 @@ def best_route(stages: Stages, turns: Stages, limit: float | None = None) -> tup
         if value + price * limited >= known - _SLACK * abs(known):
             break
         over, within = (over, route) if limited <= limit else (route, within)
-    fixed = [(option,) * len(stages) for option in range(len(turns))]
-    sums = {route: total(stages, turns, route) for route in (within, *fixed)}
-    return min((route for route in sums if sums[route][1] <= limit), key=lambda route: sums[route][0])
+    once = _changing_once(stages, turns, limit)
+    return within if once is None else min(within, once, key=lambda route: total(stages, turns, route)[0])
+
+
+def _changing_once(stages: Stages, turns: Stages, limit: float) -> tuple[int, ...] | None:
+    """The best route within the limit of one option up to some stage and one, the same or another, from there on."""
+    options, count = range(len(turns)), len(stages)
+    sums = [[*accumulate((stage[option] for stage in stages), _add, initial=(0.0, 0.0))] for option in options]
+    best, found = inf, None
+    for one, two in product(options, options):
+        turn, (value, limited) = (0.0, 0.0) if one == two else turns[one][two], sums[two][count]
+        for change in range(1, count) if one != two else (count,):
+            before, after = sums[one][change], sums[two][change]
+            if before[1] + limited - after[1] + turn[1] > limit or before[0] + value - after[0] + turn[0] >= best:
+                continue
+            best, found = before[0] + value - after[0] + turn[0], (one,) * change + (two,) * (count - change)
+    return found
 
 
 def total(stages: Stages, turns: Stages, route: Sequence[int]) -> Pair:
@@ -71,6 +87,10 @@ def _route(stages: Stages, turns: Stages, weights: Weights) -> tuple[int, ...]:
         least = min(sums)
         route.append(route[-1] if sums[route[-1]] == least else sums.index(least))
     return tuple(route)
+
+
+def _add(one: Pair, two: Pair) -> Pair:
+    return one[0] + two[0], one[1] + two[1]
 
 
 def _weigh(pair: Pair, weights: Weights) -> float:
