@@ -18,6 +18,7 @@ def test_what_is_bounded_does_not_depend_on_the_workers(capsys: pytest.CaptureFi
     assert 0 < figures["series_of_run"] <= MOST_SERIES
     assert figures["series_of_ranks_on_request"] == 2 * WORKERS
     assert figures["resizes"] >= EDGES
+    assert figures["fsdp_index_bytes"] < 32 * figures["fsdp_parts"] + 200 * figures["ddp_parts"]
     assert figures["ddp_parts"] <= figures["fsdp_parts"] <= WORKERS * figures["ddp_parts"]
     assert all(value > 0 for name, value in figures.items() if name.endswith(("_s", "_ms", "_us", "_bytes")))
 

@@ -1,6 +1,7 @@
 """However many workers restore, storage gives each byte once; what they get is what was saved, or they say so."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groups import go_by, together
-from mutations import flip_bit
+from mutations import flip_bit, seal_again
 from reads import counted_reads
 from sharing import HAS_DEEPSPEED, job
 from tiny import Rows, assert_same
@@ -82,8 +83,9 @@ def restored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def part_sizes(checkpoint: Path) -> list[int]:
-    index = json.loads((checkpoint / "index.json").read_text())
-    return [part["length"] for tensor in index.values() for part in tensor["parts"]]
+    tensors = json.loads((checkpoint / "index.json").read_text()).values()
+    parts = [part["length"] for tensor in tensors for part in tensor.get("parts", [])]
+    return parts + [length for tensor in tensors if "slices" in tensor for length in tensor["slices"]["length"]]
 
 
 def state_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -121,6 +123,33 @@ def test_every_byte_is_read_once_by_one_of_the_ranks_and_each_reads_its_share(
 def test_what_is_restored_is_what_was_saved_bit_for_bit(restored: tuple[int, Path], strategy: str) -> None:
     _, folder = restored
     assert_same(state_of(folder / strategy / AGAIN), state_of(folder / strategy / SAVED))
+
+
+def as_parts(tensor: dict[str, Any], files: list[str]) -> dict[str, Any]:
+    """What an index said of a tensor before there were slices."""
+    if "slices" not in tensor:
+        return tensor
+    slices, (first, *rest) = tensor.pop("slices"), tensor["shape"]
+    rows, columns = slices["rows"], zip(*(slices[key] for key in ("file", "offset", "length", "crc32")), strict=True)
+    tensor["parts"] = [
+        {"at": [n * rows, *[0] * len(rest)], "shape": [min(rows, first - n * rows), *rest]}
+        | {"file": files[file], "offset": offset, "length": length, "crc32": crc32}
+        for n, (file, offset, length, crc32) in enumerate(columns)
+    ]
+    return tensor
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_index_with_a_line_for_each_part_is_read_as_the_one_with_slices(
+    restored: tuple[int, Path], strategy: str, tmp_path: Path
+) -> None:
+    checkpoint = shutil.copytree(restored[1] / strategy / AGAIN / step_name(STEP), tmp_path / step_name(STEP))
+    tensors = json.loads((checkpoint / "index.json").read_text())
+    assert any("slices" in tensor for tensor in tensors.values()) == (strategy == "fsdp")
+    files = sorted(path.name for path in checkpoint.glob("*.distcp"))
+    (checkpoint / "index.json").write_text(json.dumps({name: as_parts(one, files) for name, one in tensors.items()}))
+    seal_again(checkpoint, step=STEP)
+    assert_same(state_of(tmp_path), state_of(restored[1] / strategy / SAVED))
 
 
 def test_to_look_where_a_run_is_reads_none_of_its_tensors(restored: tuple[int, Path]) -> None:

@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import LoadPlan, LoadPlanner, ReadItem, StorageReader
+from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan, LoadPlanner, ReadItem, StorageReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.futures import Future
 
 from tokendrop.errors import DamagedDataError, UserError, first_line
+from tokendrop.train.slices import Slices
 from tokendrop.train.storage import CheckpointIndex, read_index, read_part
 
 Piece = tuple[tuple[int, ...], tuple[int, ...]]
@@ -56,8 +57,8 @@ class CheckpointReader(StorageReader):
         self.checkpoint, self.group = checkpoint, group
         self.rank, world_size = (dist.get_rank(), dist.get_world_size()) if group is not None else (0, 1)
         self._bytes_read = [0] * world_size  # as planned by rank 0, over all loads
-        index: CheckpointIndex = from_rank_0(lambda: read_index(checkpoint), group)
-        self.meta, self.metadata = index.meta, index.metadata
+        self._index: CheckpointIndex = from_rank_0(lambda: read_index(checkpoint), group)
+        self.meta, self.metadata = self._index.meta, self._index.metadata
 
     @property
     def checkpoint_id(self) -> Path:
@@ -84,8 +85,8 @@ class CheckpointReader(StorageReader):
         deliveries: list[list[Delivery]] = [[] for _ in plans]
         for index, by_rank in sorted(wanted.items(), key=lambda one: len(one[1])):  # first those that leave no choice
             reader = min(by_rank, key=self._bytes_read.__getitem__)
-            self._bytes_read[reader] += self.metadata.storage_data[index].length
-            shape = self._shape(index)
+            self._bytes_read[reader] += self._index.place(index).length
+            shape = self._index.shape(index)
             whole = (0,) * len(shape), shape
             to_all = len(plans) > 1 and all(by_rank.get(rank) == [whole] for rank in range(len(plans)))
             got = Delivery(index=index, reader=reader, to_all=to_all)
@@ -125,7 +126,7 @@ class CheckpointReader(StorageReader):
         yield from waiting
 
     def _read(self, index: MetadataIndex) -> Tensor:
-        content = read_part(self.checkpoint, self.metadata.storage_data[index])
+        content = read_part(self.checkpoint, self._index.place(index))
         tensor = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
         want = self._empty(index)
         if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (want.shape, want.dtype):
@@ -154,27 +155,33 @@ class CheckpointReader(StorageReader):
                 dist.send(_cut(part, piece).contiguous(), dst=rank, group=self.group)
         for item in items[delivery.index]:
             if part is None:
-                tensor = torch.empty(tuple(item.lengths), dtype=self._tensor(delivery.index).properties.dtype)
+                tensor = torch.empty(tuple(item.lengths), dtype=self._index.dtype(delivery.index))
                 dist.recv(tensor, src=delivery.reader, group=self.group)
                 yield tensor
             else:
                 yield _cut(part, _piece(item))
 
-    def _tensor(self, index: MetadataIndex) -> TensorStorageMetadata:
-        tensor = self.metadata.state_dict_metadata[index.fqn]
-        assert isinstance(tensor, TensorStorageMetadata)
-        return tensor
-
-    def _shape(self, index: MetadataIndex) -> tuple[int, ...]:
-        chunks = self._tensor(index).chunks
-        return tuple(next(chunk.sizes for chunk in chunks if chunk.offsets == index.offset))
-
     def _empty(self, index: MetadataIndex) -> Tensor:
-        return torch.empty(self._shape(index), dtype=self._tensor(index).properties.dtype)
+        return torch.empty(self._index.shape(index), dtype=self._index.dtype(index))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return Path(checkpoint_id).is_dir()
+
+
+class _Planner(DefaultLoadPlanner):
+    """Looks at the slices alone that this worker's tensors are in: torch would compare them with all that there are."""
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        near: dict[str, Any] = {}
+        for name, tensor in self.metadata.state_dict_metadata.items():
+            if name in self.state_dict and isinstance(tensor, TensorStorageMetadata):
+                parts = tensor.chunks
+                if isinstance(parts, Slices):
+                    near[name] = replace(tensor, chunks=parts.of(self.state_dict[name]))
+        self.metadata = replace(self.metadata, state_dict_metadata=self.metadata.state_dict_metadata | near)
+        return super().create_local_plan()
 
 
 def from_rank_0(ask: Callable[[], Any], group: Any) -> Any:
@@ -219,7 +226,9 @@ def load_into(state: dict[str, Any], reader: CheckpointReader) -> None:
         OSError: storage can't be read just now; on all ranks.
     """
     try:
-        dcp.load(state, storage_reader=reader, process_group=reader.group, no_dist=reader.group is None)
+        dcp.load(
+            state, storage_reader=reader, planner=_Planner(), process_group=reader.group, no_dist=reader.group is None
+        )
     except CheckpointException as error:
         failures = [one for one, _ in error.failures.values()]
         for failure in failures:

@@ -7,9 +7,10 @@ index is JSON, and tensors alone are saved, which torch reads with `weights_only
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,10 @@ from torch.futures import Future
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.train.checkpoint_index import read_meta, write_meta
 from tokendrop.train.sealed import NO_FILE, file_sha256, write_synced
+from tokendrop.train.slices import Place, Slices, as_slices, described, rows_of_slices
 
 INDEX = "index.json"
 _CHUNK_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a part of a tensor lies, and the CRC-32 of its bytes."""
-
-    file: str
-    offset: int
-    length: int
-    crc32: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +105,27 @@ class CheckpointIndex:
 
     meta: dict[str, Any]
     metadata: Metadata = field(repr=False)
+    """As torch has it; places of the parts that are no slices are its `storage_data`."""
+
+    def place(self, part: MetadataIndex) -> Place:
+        """Where a part lies."""
+        parts = self._tensor(part).chunks
+        return parts.place(_begin(part)) if isinstance(parts, Slices) else self.metadata.storage_data[part]
+
+    def shape(self, part: MetadataIndex) -> tuple[int, ...]:
+        """Of a part."""
+        parts, at = self._tensor(part).chunks, _begin(part)
+        found = parts.at(at) if isinstance(parts, Slices) else next(one for one in parts if one.offsets == at)
+        return tuple(found.sizes)
+
+    def dtype(self, part: MetadataIndex) -> torch.dtype:
+        """Of a part."""
+        return self._tensor(part).properties.dtype
+
+    def _tensor(self, part: MetadataIndex) -> TensorStorageMetadata:
+        tensor = self.metadata.state_dict_metadata[part.fqn]
+        assert isinstance(tensor, TensorStorageMetadata)
+        return tensor
 
 
 def read_index(checkpoint: Path) -> CheckpointIndex:
@@ -184,47 +197,73 @@ def _chunks(file: Any, size: int) -> Iterator[bytes]:
         size -= len(chunk)
 
 
-def _index(metadata: Metadata, results: Sequence[WriteResult], files: Mapping[str, Written]) -> dict[str, Any]:
-    """Tensor by name: its dtype and shape, and where its parts lie."""
+def _begin(part: MetadataIndex) -> torch.Size:
+    assert part.offset is not None, "every part is of a tensor"
+    return part.offset
+
+
+def _index(metadata: Metadata, results: Iterable[WriteResult], files: Mapping[str, Written]) -> dict[str, Any]:
+    """Tensor by name: its dtype and shape, and where its slices, or its parts one by one, lie."""
     tensors: dict[str, Any] = {}
-    shapes: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    numbers = {name: number for number, name in enumerate(sorted(files))}
+    stored: dict[str, list[tuple[Sequence[int], Any]]] = {name: [] for name in metadata.state_dict_metadata}
+    for result in results:
+        stored[result.index.fqn].append((result.index.offset or (), result.storage_data))
     for name, tensor in metadata.state_dict_metadata.items():
         assert isinstance(tensor, TensorStorageMetadata), f"{name}: tensors alone are saved"
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
-        shapes |= {(name, tuple(chunk.offsets)): list(chunk.sizes) for chunk in tensor.chunks}
-        tensors[name] = {"dtype": dtype, "shape": list(tensor.size), "parts": []}
-    for result in results:
-        name, place = result.index.fqn, result.storage_data
-        offsets = tuple(result.index.offset or ())
-        crc32 = files[place.relative_path].crc32s[place.offset]
-        at = {"file": place.relative_path, "offset": place.offset, "length": place.length, "crc32": crc32}
-        tensors[name]["parts"].append({"at": list(offsets), "shape": shapes[name, offsets], **at})
+        tensors[name] = {"dtype": dtype, "shape": list(tensor.size)}
+        places = [
+            (at, one.relative_path, one.offset, one.length, files[one.relative_path].crc32s[one.offset])
+            for at, one in sorted(stored[name], key=itemgetter(0))
+        ]
+        if (rows := rows_of_slices(tensor)) is not None:
+            _, file, *columns = zip(*places, strict=True)
+            tensors[name]["slices"] = described(rows, [numbers[one] for one in file], *columns)
+        else:
+            shapes = {tuple(part.offsets): list(part.sizes) for part in tensor.chunks}
+            tensors[name]["parts"] = [
+                {
+                    "at": list(at),
+                    "shape": shapes[tuple(at)],
+                    "file": file,
+                    "offset": begin,
+                    "length": size,
+                    "crc32": crc32,
+                }
+                for at, file, begin, size, crc32 in places
+            ]
     return tensors
 
 
 def _metadata(tensors: Any, files: Mapping[str, Any]) -> Metadata:
     """An index as torch wants it; raises ValueError, or what Python does, where it is none."""
-    described: Any = {}
+    found: Any = {}
     places: dict[MetadataIndex, Place] = {}
+    sizes = {name: files[name]["bytes"] for name in sorted(files) if name != INDEX}
     for name, tensor in tensors.items():
-        dtype = getattr(torch, tensor["dtype"])
+        dtype, size = getattr(torch, tensor["dtype"]), torch.Size(tensor["shape"])
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{tensor['dtype']!r} is no dtype")
-        chunks: list[ChunkStorageMetadata] = []
-        for part in tensor["parts"]:
-            if part["file"] not in files:
-                raise ValueError(f"{part['file']!r} is not one of them")
-            chunk = ChunkStorageMetadata(torch.Size(part["at"]), torch.Size(part["shape"]))
-            offset, length = int(part["offset"]), int(part["length"])
-            place = Place(file=part["file"], offset=offset, length=length, crc32=int(part["crc32"]))
-            if min(place.offset, place.length, *chunk.offsets, *chunk.sizes) < 0:
-                raise ValueError(f"a part of {name} has a size below 0")
-            if offset + length > files[place.file]["bytes"]:
-                raise ValueError(f"a part of {name} ends behind its file")
-            chunks.append(chunk)
-            places[MetadataIndex(name, chunk.offsets)] = place
-        size = torch.Size(tensor["shape"])
-        if sum(prod(chunk.sizes) for chunk in chunks) != prod(size):
-            raise ValueError(f"the parts of {name} are not all of it")
-        described[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
-    return Metadata(described, storage_data=places)
+        if "slices" in tensor:
+            parts: Any = as_slices(size, tensor["slices"], sizes)
+        else:
+            placed = [_placed(part, sizes) for part in tensor["parts"]]
+            parts = [part for part, _ in placed]
+            places |= {MetadataIndex(name, part.offsets): place for part, place in placed}
+            if sum(prod(part.sizes) for part in parts) != prod(size):
+                raise ValueError(f"the parts of {name} are not all of it")
+        found[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, parts)
+    return Metadata(found, storage_data=places)
+
+
+def _placed(part: Any, sizes: Mapping[str, int]) -> tuple[ChunkStorageMetadata, Place]:
+    if part["file"] not in sizes:
+        raise ValueError(f"{part['file']!r} is not one of them")
+    chunk = ChunkStorageMetadata(torch.Size(part["at"]), torch.Size(part["shape"]))
+    offset, length = int(part["offset"]), int(part["length"])
+    if min(offset, length, *chunk.offsets, *chunk.sizes) < 0:
+        raise ValueError("a part has a size below 0")
+    if offset + length > sizes[part["file"]]:
+        raise ValueError("a part ends behind its file")
+    return chunk, Place(file=part["file"], offset=offset, length=length, crc32=int(part["crc32"]))
