@@ -20,28 +20,31 @@ ZERO = [{"train__strategy": "deepspeed", "train__zero_stage": stage} for stage i
 HOW = [{"train__strategy": "ddp"}, {"train__strategy": "fsdp"}, *(ZERO if HAS_DEEPSPEED else [])]
 
 
-def job(how: dict[str, object]) -> ExperimentConfig:
-    """Two micro batches a step on two workers; wide enough that biases and norms, which no plan counts, are few."""
-    sizes = {"model__width": 64, "model__vocab_size": 512, "train__global_batch": 8, "train__micro_batch": 2}
+EACH = [1, 2, 3]  # micro batches of a step on each of two workers
+
+
+def job(how: dict[str, object], each: int) -> ExperimentConfig:
+    """On two workers; wide enough that biases and norms, which no plan counts, are few."""
+    sizes = {"model__width": 64, "model__vocab_size": 512, "train__global_batch": 2 * each, "train__micro_batch": 1}
     return experiment(**sizes, train__precision="fp32", **how)
 
 
-JOBS = {config.train.sharing: config for config in map(job, HOW)}
+JOBS = {(config.train.sharing, each): config for each in EACH for config in (job(how, each) for how in HOW)}
 
 
 def count_each(folder: Path) -> None:
     """The second step's: at the first, strategies make what they need."""
     DeepSpeedEngine.whole_below = 0
-    for sharing, config in JOBS.items():
+    for (sharing, each), config in JOBS.items():
         engine = build_engine(config, torch.device("cpu"))[0]
         rows = Rows(config, world_size=dist.get_world_size(), rank=dist.get_rank())
         for step in (0, 1):
             with CountedTraffic() as counted:
                 for number, batch in enumerate(rows.of_step(step)):
-                    engine.forward_backward(batch, share=0.5, last_micro_batch=number == 1)
+                    engine.forward_backward(batch, share=0.5, last_micro_batch=number == each - 1)
                 engine.step(lr=0.01, max_grad_norm=1.0)
         found = {"bytes": counted.bytes.total(), "calls": counted.calls.total()}
-        (folder / f"{sharing}{dist.get_rank()}.json").write_text(json.dumps(found))
+        (folder / f"{sharing} {each} {dist.get_rank()}.json").write_text(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +54,11 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sharing", JOBS)
-def test_a_step_sends_what_it_is_charged_for(counted: Path, sharing) -> None:
-    charged = traffic(JOBS[sharing].model.shape, sharing).of_step(2)
+@pytest.mark.parametrize(("sharing", "each"), JOBS)
+def test_a_step_sends_what_it_is_charged_for(counted: Path, sharing, each: int) -> None:
+    charged = traffic(JOBS[sharing, each].model.shape, sharing).of_step(each)
     for rank in (0, 1):
-        found = json.loads((counted / f"{sharing}{rank}.json").read_text())
+        found = json.loads((counted / f"{sharing} {each} {rank}.json").read_text())
         assert found["bytes"] == pytest.approx(charged.bytes, rel=0.04)
         if sharing == "fsdp":
             assert found["calls"] == charged.messages
