@@ -22,7 +22,8 @@ def job(tmp_path: Path) -> Path:
 
 def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path, capsys) -> None:
     out = tmp_path / "here.yaml"
-    main(["profile", str(job), "--out", str(out), "--rounds", "1", "--json"])
+    two = "scaling={mode: schedule, profile: h200-8, max_workers: 2, cpus_per_worker: 1}"  # which is how many share a node's memory here
+    main(["profile", str(job), two, "--out", str(out), "--rounds", "1", "--json"])
     result = json.loads(capsys.readouterr().out)
 
     config = load_job(job, [f"scaling={{mode: schedule, profile: {out}, max_workers: 2}}"])
@@ -37,6 +38,7 @@ def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path
     assert not list((tmp_path / "runs").glob(".profile-*"))
     assert profile.restore_bytes_per_s is not None
     assert min(profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s) > 1e5
+    assert 1 <= profile.full_node_slowdown < 20
     assert 0.2 < profile.resize_s < 200  # to import torch alone takes that long
     assert profile.pause_s(config.model.shape, before=1, after=2) > profile.resize_s
 

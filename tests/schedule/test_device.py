@@ -60,6 +60,18 @@ def test_an_exchange_hides_behind_the_backward_pass_as_far_as_it_overlaps() -> N
     assert step_s(replace(MEASURED, overlap=1.0), workers=8) == pytest.approx(0.5)
 
 
+@given(st.integers(1, 12), st.floats(1, 4))
+def test_computing_slows_down_as_a_node_fills_and_traffic_does_not(workers: int, slowdown: float) -> None:
+    """The node has four devices."""
+    profile = replace(MEASURED, update_s_per_parameter=1e-9)
+    alone = step_s(profile)
+    expected = alone * (1 + (slowdown - 1) * min(workers - 1, 3) / 3) + all_reduce_s(profile, workers)
+    assert step_s(replace(profile, full_node_slowdown=slowdown), workers=workers) == pytest.approx(expected)
+    assert step_s(replace(profile, full_node_slowdown=slowdown)) == alone
+    single = replace(profile, devices_per_node=1)
+    assert step_s(replace(single, full_node_slowdown=slowdown), workers=workers) == step_s(single, workers=workers)
+
+
 def test_one_worker_exchanges_nothing_and_a_second_node_costs_its_link() -> None:
     size = SHAPE.parameters * 4
     assert all_reduce_s(MEASURED, 1) == 0

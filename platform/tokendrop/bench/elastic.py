@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any
 
 from tokendrop.bench.figures import bench_result, figure
 from tokendrop.bench.nodes import Held, NodeMeter, held_now, node_seconds, node_start_s
 from tokendrop.bench.picture import draw_run
 from tokendrop.bench.profile import measure_profile
+from tokendrop.bench.resizes import with_resizes
 from tokendrop.config.load import dump, load_job
 from tokendrop.launch import local_cluster
 from tokendrop.launch.local_head import ClusterSize, LocalCluster
@@ -43,13 +44,14 @@ Say = Callable[[str], None]
 
 
 def bench_elastic(
-    job: Path, overrides: list[str], *, resizes: int, stretch: int, picture: Path | None, log: Say
+    job: Path, overrides: list[str], *, resizes: int, stretch: int, brief: bool, picture: Path | None, log: Say
 ) -> dict[str, Any]:
     """Train on a local cluster: changing workers again and again; by plan and at one size; two trials at once.
 
     Args:
         resizes: between one worker and the job's most.
         stretch: steps from one resize to the next; long enough for processes to start within it.
+        brief: measure what the plan saves, and no more: of resizes the fast ones alone, and no two trials at once.
         picture: a file for a picture of the run by plan.
     Raises:
         UserError: the job is wrong, or a local cluster is up already.
@@ -63,42 +65,41 @@ def bench_elastic(
         measured = measure_profile(config, name="measured", rounds=_ROUNDS, log=log)
         trials = _Trials(job, overrides, Path(scratch), log)
         with _cluster(most, standing=most) as cluster:
-            turned, pauses = _turned(trials, cluster, resizes, stretch, most)
+            turned, pauses = _turned(trials, cluster, resizes, stretch, most, brief)
         # so many nodes that two trials find a worker each beside the most that one may have
         with _cluster(most + 1, standing=0) as cluster:
             fixed, fixed_held = trials.metered(cluster, "one size", *one_size)
-            profile = with_pauses(measured, turned, node_start_s(fixed_held))
+            profile = replace(with_resizes(measured, config.plan, turned), node_start_s=node_start_s(fixed_held))
             by_plan = planned(job, [*overrides, *folders], one_size, profile, Path(scratch) / "measured.yaml")
             followed, held = trials.metered(cluster, "by plan", *by_plan)
             if picture is not None:
                 draw_run(followed, picture)
-            elastic = trials.two_at_once(cluster, "two by plan", *by_plan)
-            alike = trials.two_at_once(cluster, "two of one size", *one_size)
+            two = {} if brief else _two_at_once(trials, cluster, by_plan, one_size)
         figures |= pauses | _predicted(load_job(job, [*overrides, *by_plan]).plan, config.plan, profile)
         figures |= _side_by_side(followed, fixed) | _billed(node_seconds(held), node_seconds(fixed_held))
-        figures["two_trials_over_fixed"] = figure([elastic / alike], "x wall clock")
+        figures |= two
     command = ["tokendrop bench elastic", f"--job {job}", *overrides, f"--resizes {resizes}", f"--stretch {stretch}"]
-    return bench_result("elastic", figures, " ".join(command))
+    return bench_result("elastic", figures, " ".join([*command, *["--brief"] * brief]))
 
 
-def _turned(trials: "_Trials", cluster: LocalCluster, resizes: int, stretch: int, most: int) -> tuple[Path, Figures]:
+def _turned(
+    trials: "_Trials", cluster: LocalCluster, resizes: int, stretch: int, most: int, brief: bool
+) -> tuple[Path, Figures]:
     """What changes of workers take, where the nodes for them are there; and the run of the fast ones."""
     trials.prepare(cluster)
     turns = [f"train.length={(resizes + 1) * stretch} steps", _turns(resizes, stretch, most)]
-    turned = trials.run(cluster, "schedule", "scaling.mode=schedule", *turns)
     fast = trials.run(cluster, "fast_resize", "scaling.mode=schedule", "scaling.fast_resize=true", *turns)
+    if brief:
+        return fast, _pauses("fast_resize", fast)
+    turned = trials.run(cluster, "schedule", "scaling.mode=schedule", *turns)
     anew = trials.run(cluster, "fit_per_segment", "scaling.mode=fit_per_segment", *turns)
     return fast, _pauses("resize", turned) | _pauses("fast_resize", fast) | _pauses("restart", anew)
 
 
-def with_pauses(measured: DeviceProfile, turned: Path, node_start_s: float) -> DeviceProfile:
-    """A profile that charges for a resize what resizes took, and knows what nodes take to come.
-
-    Args:
-        turned: a run whose workers changed.
-    """
-    pauses = [one["pause_s"] - one["parts_s"]["checkpoint"] for one in read_attempts(turned)[1]]
-    return replace(measured, resize_s=median(pauses), node_start_s=node_start_s)
+def _two_at_once(trials: "_Trials", cluster: LocalCluster, by_plan: list[str], one_size: list[str]) -> Figures:
+    elastic = trials.two_at_once(cluster, "two by plan", *by_plan)
+    alike = trials.two_at_once(cluster, "two of one size", *one_size)
+    return {"two_trials_over_fixed": figure([elastic / alike], "x wall clock")}
 
 
 def planned(job: Path, overrides: list[str], one_size: list[str], profile: DeviceProfile, file: Path) -> list[str]:

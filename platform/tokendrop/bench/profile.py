@@ -14,6 +14,7 @@ import torch
 
 from tokendrop.bench.exchange import measure_link
 from tokendrop.bench.figures import interleave, machine
+from tokendrop.bench.full_node import measure_slowdown
 from tokendrop.bench.restart import measure_restart_s
 from tokendrop.bench.step import synchronize, timed_step
 from tokendrop.config.drop import DropMethod, RandomLtd
@@ -35,7 +36,8 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
     dtype, model = pick_dtype(config.train.precision, device), config.model
-    engine, dropping = build_engine(replace(config, drop=_timed_method(config)), device)
+    config = replace(config, drop=_timed_method(config))
+    engine, dropping = build_engine(config, device)
 
     points, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
     saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, Path(config.runs_folder))
@@ -45,13 +47,18 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     resize_s = measure_restart_s(config)
     log(f"restart  {resize_s:.3g} s for two new workers")
     here = machine()
+    devices = torch.cuda.device_count() or max(1, here["cores"] // scaling.cpus_per_worker)
+    at_once = min(devices, scaling.most_workers)
+    slowdown = measure_slowdown(config, workers=at_once, devices=devices, rounds=rounds)
+    log(f"node     {slowdown:.3g} times as long a step with all {devices} devices at work, by {at_once} workers")
     return DeviceProfile(
         name=name,
         kind="measured",
         source=f"tokendrop profile on {here['device']}, {scaling.cpus_per_worker} of {here['cores']} cores a worker,"
         f" {dtype}, torch {here['torch']}, medians of {rounds} rounds. Links: 2 local processes by {backend}, between"
-        " nodes taken to be the same, no overlap. resize_s: 2 processes that start, import, connect and build"
-        " the model. Not measured: what Ray adds to that, the start of a node, and the price, which are left open.",
+        f" nodes taken to be the same, no overlap. full_node_slowdown: {at_once} workers at once. resize_s: 2 processes"
+        " that start, import, connect and build the model. Not measured: what Ray adds to that, the start of a node,"
+        " and the price, which are left open.",
         speeds=(
             ModelSpeed(
                 model=model.preset or config.name,
@@ -60,7 +67,8 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
                 points=points,
             ),
         ),
-        devices_per_node=torch.cuda.device_count() or max(1, here["cores"] // scaling.cpus_per_worker),
+        devices_per_node=devices,
+        full_node_slowdown=slowdown,
         within_node=link,
         between_nodes=link,
         update_s_per_parameter=update_s / model.shape.parameters,

@@ -107,6 +107,7 @@ def _elastic_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--resizes", type=whole(1), default=20, help="changes of workers (default 20)")
     parser.add_argument("--stretch", type=whole(1), default=30, help="steps between two of them (default 30)")
+    parser.add_argument("--brief", action="store_true", help="no more than what the plan saves: some 12 minutes")
     parser.add_argument("--picture", type=path, metavar="FILE", help="draw its first run, as .svg or .png")
 
 
@@ -121,6 +122,7 @@ def _elastic(options: argparse.Namespace) -> Mapping[str, Any]:
         options.overrides,
         resizes=options.resizes,
         stretch=options.stretch,
+        brief=options.brief,
         picture=picture,
         log=log,
     )

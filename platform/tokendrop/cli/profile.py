@@ -18,6 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--out", type=path, metavar="FILE", help="a new .yaml file (default NAME.profile.yaml)")
     parser.add_argument("--rounds", type=whole(1), default=3, help="interleaved repeats (default 3)")
+    parser.add_argument("--resizes", type=path, metavar="RUN", help="take what a resize costs from a run that had some")
     parser.add_argument(
         "--from", dest="measured", type=path, metavar="FILE", help="take step times from this file of bench device"
     )
@@ -34,15 +35,22 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     if (options.job is None) == (options.measured is None):
         raise UserError("profile: want a job file, or --from FILE and no job")
+    if options.resizes is not None and options.measured is not None:
+        raise UserError("profile: --resizes goes with a job, not with --from")
     if options.measured is not None:
         return _from_measured(options.measured, options.like, options.out)
     config = load_job(options.job, options.overrides)
     out = _new_file(options.out or Path(f"{config.name}.profile.yaml"))
     from tokendrop.bench.profile import measure_profile
+    from tokendrop.bench.resizes import check_resizes, with_resizes
     from tokendrop.launch.memory import check_memory
 
     check_memory(config)
+    if options.resizes is not None:
+        check_resizes(options.resizes)
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, log=log)
+    if options.resizes is not None:
+        measured = with_resizes(measured, config.plan, options.resizes)
     return _written(measured, out)
 
 
@@ -81,6 +89,7 @@ def profile_text(profile: DeviceProfile, path: str) -> str:
         f"{table(['model', 'kept length', 'micro batch', 'seconds', 'FLOP/s'], rows)}\n\n"
         f"all-reduce {count(link.bytes_per_s)}B/s, {link.latency_s * 1e6:.3g} us;"
         f" all-gather {count(link.gather_bytes_per_s or link.bytes_per_s)}B/s\n"
+        f"all devices of a node at work: {profile.full_node_slowdown:.3g} times as long a step\n"
         f"checkpoint {count(storage[0])}B/s, restored {count(storage[1])}B/s; new workers {profile.resize_s:.3g} s\n"
         f"{path}   for scaling.profile"
     )

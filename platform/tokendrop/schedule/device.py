@@ -113,6 +113,9 @@ class DeviceProfile:
     devices_per_node: int
     within_node: Link
     between_nodes: Link
+    full_node_slowdown: float = 1.0
+    """Times as long a computation takes where all devices of a node are at work as where one is: workers on cores share
+    the node's memory and caches. With fewer of them, in proportion."""
     overlap: float = 0.0
     """Share of the last micro batch's backward pass during which gradients travel already; 0..1."""
     update_s_per_parameter: float = 0.0
@@ -137,10 +140,10 @@ class DeviceProfile:
         amounts = (self.update_s_per_parameter, self.resize_s, self.node_start_s or 0, self.usd_per_gpu_hour or 0)
         if not 0 <= self.node_losses_per_hour <= _MOST_LOSSES:
             raise ValueError(f"node_losses_per_hour: want 0 to {_MOST_LOSSES}, got {self.node_losses_per_hour:g}")
-        if min(amounts) < 0 or not 0 <= self.overlap <= 1:
+        if min(amounts) < 0 or not 0 <= self.overlap <= 1 or self.full_node_slowdown < 1:
             raise ValueError(
-                "want update_s_per_parameter, resize_s, node_start_s and usd_per_gpu_hour of at least 0, and overlap"
-                " in 0..1"
+                "want update_s_per_parameter, resize_s, node_start_s and usd_per_gpu_hour of at least 0, overlap in"
+                " 0..1, and full_node_slowdown of at least 1"
             )
 
     @property
@@ -174,14 +177,21 @@ class DeviceProfile:
             flops: of one sequence, as of `flops_per_s`.
         """
         speed = self.flops_per_s(shape, flops=flops, micro_batch=batch.micro_batch)
-        micro_s = batch.micro_batch * flops / speed
+        slowdown = self.slowdown(batch.world_size)
+        micro_s = slowdown * batch.micro_batch * flops / speed
         forward_s, backward_s = (1 - _BACKWARD) * micro_s, _BACKWARD * micro_s
         sent, workers = traffic(shape, sharing), batch.world_size
         each_s = self._waited_s(sent.forward, workers, forward_s) + self._waited_s(sent.backward, workers, backward_s)
         last = sent.backward + sent.last_backward
         last_s = self._waited_s(last, workers, backward_s) - self._waited_s(sent.backward, workers, backward_s)
-        update_s = shape.parameters * self.update_s_per_parameter + self.exchange_s(sent.update, workers)
+        update_s = slowdown * shape.parameters * self.update_s_per_parameter + self.exchange_s(sent.update, workers)
         return batch.accumulation * (micro_s + each_s) + last_s + update_s
+
+    def slowdown(self, world_size: int) -> float:
+        """Times as long a computation takes on each of so many workers as on one alone, each node filled first."""
+        others = self.devices_per_node - 1
+        filled = min(world_size - 1, others) / others if others else 0.0
+        return 1 + (self.full_node_slowdown - 1) * filled
 
     def _waited_s(self, passes: Passes, world_size: int, compute_s: float) -> float:
         """What is left of an exchange after the share of a computation that hides it."""

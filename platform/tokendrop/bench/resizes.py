@@ -1,0 +1,35 @@
+"""What changes of workers took in a run that had some, for the planner of workers."""
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from tokendrop.errors import UserError
+from tokendrop.schedule.device import DeviceProfile
+from tokendrop.schedule.plan import RunPlan
+from tokendrop.schedule.scaling import change_s
+from tokendrop.track.run_folder import open_run_folder, read_attempts
+
+
+def check_resizes(run: Path) -> None:
+    """Check that the workers of a run changed.
+
+    Raises:
+        UserError: they did not, or this is no run folder.
+    """
+    open_run_folder(run)
+    if not read_attempts(run)[1]:
+        raise UserError(f"{run}: want a run whose workers changed; its metrics.jsonl tells of no change")
+
+
+def with_resizes(profile: DeviceProfile, plan: RunPlan, run: Path) -> DeviceProfile:
+    """A profile by which a resize takes what those of a run took: the median of what is left beside its checkpoint.
+
+    Args:
+        plan: of that run's model and strategy.
+        run: one that `check_resizes` lets pass.
+    """
+    pauses, free = read_attempts(run)[1], replace(profile, resize_s=0.0)
+    rest = [one["pause_s"] - change_s(plan, free, one["from"], one["to"]) for one in pauses]
+    source = f"{profile.source} resize_s then by {run.name}: {len(pauses)} resizes beside their checkpoints."
+    return replace(profile, resize_s=max(0.0, median(rest)), source=source)
