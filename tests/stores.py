@@ -91,16 +91,24 @@ class Unreliable:
         self.answers: Counter[str] = Counter()
         self.error: Callable[[str, int], tuple[str, bytes] | None] = lambda path, number: None
         """The status and the body for the nth request for an object, counted from 1; None for what S3 says."""
+        self.trouble: Callable[[str, str], tuple[str, bytes] | None] = lambda method, path: None
+        """The same for any request, of reading and of writing, by its method and path; it may take its time too."""
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
+        if told := self.trouble(environ["REQUEST_METHOD"], path):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            return _answered(environ, start_response, *told)
         if environ["REQUEST_METHOD"] in ("GET", "HEAD") and path.count("/") > 1:
             self.answers[path] += 1
             if told := self.error(path, self.answers[path]):
-                status, body = told
-                start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
-                return [body if environ["REQUEST_METHOD"] == "GET" else b""]
+                return _answered(environ, start_response, *told)
         return self._app(environ, start_response)
+
+
+def _answered(environ: dict[str, Any], start_response: Any, status: str, body: bytes) -> Iterable[bytes]:
+    start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+    return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
 
 
 class S3:
@@ -127,6 +135,19 @@ class S3:
 
     def remove(self, path: str) -> None:
         self._store.delete_file(path)
+
+    def files(self, path: str) -> set[str]:
+        """Names of all files below a folder, from there on."""
+        found = self._store.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True))
+        return {one.path.removeprefix(f"{path}/") for one in found if one.is_file}
+
+    def content(self, path: str) -> bytes:
+        with self._store.open_input_stream(path, compression=None) as file:
+            return file.read()
+
+    def write(self, path: str, content: bytes) -> None:
+        with self._store.open_output_stream(path, compression=None) as file:
+            file.write(content)
 
 
 @contextmanager

@@ -158,7 +158,7 @@ def test_a_path_that_nothing_could_have_is_refused(tmp_path: Path, job: Path, na
     assert "want " in refusal(job, f"scaling.profile={json.dumps(f'{name}.yaml')}")
 
 
-@pytest.mark.parametrize("key", ["runs_folder", "data.tokenizer", "data.cache.folder"])
+@pytest.mark.parametrize("key", ["data.tokenizer", "data.cache.folder"])
 def test_a_uri_is_no_folder_of_this_machine(job: Path, key: str) -> None:
     said = refusal(job, f"{key}=s3://key:secret@bucket/runs")
     assert "want a path that all workers share, no URI, got s3://<hidden>@bucket/runs" in said
@@ -170,6 +170,18 @@ def test_a_uri_is_no_folder_of_this_machine(job: Path, key: str) -> None:
         (
             ["data.folder=s3://key:secret@bucket/x"],
             "data.folder: want credentials in the environment of the nodes, got s3://<hidden>@bucket/x",
+        ),
+        (
+            ["runs_folder=s3://key:secret@bucket/x"],
+            "runs_folder: want credentials in the environment of the nodes, got s3://<hidden>@bucket/x",
+        ),
+        *(
+            (
+                [f"runs_folder={address}"],
+                "runs_folder: want a path that all workers share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, got "
+                + address,
+            )
+            for address in ("http://host/runs", "s3://", "gs:///runs")
         ),
         (
             ["data.folder=s3://bucket/x", "data.reader=ray_data"],

@@ -22,6 +22,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.method import Dropping
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point
+from tokendrop.track.run_store import runs_place
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import step_name
 from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
@@ -40,7 +41,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     engine, dropping = build_engine(config, device)
 
     points, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
-    saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, Path(config.runs_folder))
+    saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, runs_place(config.runs_folder))
     log(f"storage  {saved_per_s / 1e6:.4g} MB/s to {config.runs_folder}, {restored_per_s / 1e6:.4g} MB/s from there")
     link, backend = measure_link()
     log(f"link     {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us by {backend}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from tokendrop.config.files import unusable_path
+from tokendrop.config.files import not_a_runs_folder, unusable_path
 from tokendrop.errors import UserError
 from tokendrop.secrets import redact
 
@@ -83,6 +83,19 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def run_place(text: str) -> Path | str:
+    """The type of a run: its folder, or its address in a store, which `run_here` makes a folder of this machine.
+
+    Raises:
+        ArgumentTypeError: no run can be there.
+    """
+    if "://" not in text:
+        return path(text)
+    if reason := not_a_runs_folder(text):
+        raise argparse.ArgumentTypeError(reason)
+    return text
+
+
 def job_file(text: str) -> str:
     """The type of a job file, which `load_job` checks; shells complete its name."""
     return text
@@ -103,6 +116,26 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Overrides of a job: any number, before or after options."""
     help = "key=value overrides, such as train.length='500 steps' or data.sources[0].weight=2"
     parser.add_argument("overrides", nargs="*", default=[], help=help)  # by the default it is not required
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """RUN, a run in its folder or in a store."""
+    parser.add_argument("run_folder", type=run_place, metavar="RUN", help="run folder, or the address of a run")
+
+
+def run_here(place: Path | str, *, checkpoint: bool = True) -> Path:
+    """The folder on this machine of what `run_place` was given; a run in a store is copied.
+
+    Args:
+        checkpoint: whether its newest checkpoint is needed.
+    Raises:
+        UserError: there is no such run, or the store does not give it.
+    """
+    if isinstance(place, Path):
+        return place
+    from tokendrop.track.run_copy import copied_run
+
+    return copied_run(place, checkpoint=checkpoint)
 
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tokendrop.cli.arguments import add_run_folder, path, whole
+from tokendrop.cli.arguments import add_run, path, run_here, whole
 from tokendrop.cli.command import Command, Group, Outcome
 from tokendrop.errors import UserError
 from tokendrop.output import count, progress_line, table
@@ -29,7 +29,7 @@ def audit(options: argparse.Namespace) -> Outcome:
     from tokendrop.track.audit import audit
 
     with progress_line("audit", "steps") as progress:
-        found = audit(options.run_folder, progress=progress)
+        found = audit(run_here(options.run_folder), progress=progress)
     result = asdict(found)
     return Outcome(result, audit_text(result), exit_code=0 if found.is_clean else 1)
 
@@ -196,7 +196,7 @@ GROUP = Group(
         Command(
             "data audit",
             audit,
-            add_run_folder,
+            add_run,
             about="Prove from a run's ledger that each sample of each committed step was trained on, once.",
             more="Exit code 1 where not, with counts and the first places. A sample in a step that is not its own"
             " counts as missing from the one and repeated in the other. The order of samples needs the manifest of the"

@@ -7,18 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokendrop.cli.arguments import path, whole
+from tokendrop.cli.arguments import path, run_here, run_place, whole
 from tokendrop.cli.command import Command, Outcome, fail
 from tokendrop.config.files import unusable_path
 from tokendrop.errors import UserError
-from tokendrop.output import json_text, table
+from tokendrop.output import json_text, log, table
 from tokendrop.secrets import redact_all
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """What is evaluated, and on what."""
     help = "several are evaluated side by side, each in a Ray task"
-    parser.add_argument("paths", type=path, nargs="+", metavar="RUN_OR_CHECKPOINT", help=help)
+    parser.add_argument("paths", type=run_place, nargs="+", metavar="RUN_OR_CHECKPOINT", help=help)
     parser.add_argument("--tasks", metavar="A,B", help="names that lm-eval knows, or task files (.yaml)")
     parser.add_argument("--suite", choices=["paper"], help="the paper's 19 zero-shot tasks, and their average")
     parser.add_argument("--include", type=path, metavar="DIR", help="a folder of lm-eval task files")
@@ -58,11 +58,25 @@ def run(options: argparse.Namespace) -> Outcome:
         log_samples=options.log_samples,
         validates=not options.no_validation,
     )
-    results = evaluate_all(options.paths, evaluation)
+    runs = [run_here(path) for path in options.paths]
+    results = evaluate_all(runs, evaluation)
+    for run in runs:
+        put_evaluations(run)
     result = results[0] if len(results) == 1 else {"evaluations": results}
     if options.output is not None:
         options.output.write_text(json_text(redact_all(result)) + "\n")
     return Outcome(result, "\n\n".join(map(evaluation_text, results)))
+
+
+def put_evaluations(run: Path) -> None:
+    """Write what a run has of evaluations to the store that keeps it, if one does; that can fail without harm."""
+    from tokendrop.track.run_home import home_of
+
+    try:
+        if home := home_of(run):
+            home.put_evaluations()
+    except UserError as error:
+        log(f"note     the evaluation is in {run} alone: {error}")
 
 
 def evaluate_all(paths: Sequence[Path], evaluation: Any) -> list[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 import argparse
 
-from tokendrop.cli.arguments import path
+from tokendrop.cli.arguments import path, run_here, run_place
 from tokendrop.cli.command import Command, Outcome
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """What is exported, and to where."""
-    parser.add_argument("path", type=path, metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("path", type=run_place, metavar="RUN_OR_CHECKPOINT")
     parser.add_argument("--to", type=path, required=True, metavar="DIR", help="a new folder")
 
 
@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     from tokendrop.evaluate.export import export_checkpoint
 
-    to, kind = export_checkpoint(options.path, options.to)
+    to, kind = export_checkpoint(run_here(options.path), options.to)
     folder = str(to)
     text = f"{folder}: a {kind}.from_pretrained({folder!r})"
     return Outcome({"folder": folder}, text)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from tokendrop.cli.arguments import number, path, whole
+from tokendrop.cli.arguments import number, run_here, run_place, whole
 from tokendrop.cli.command import Command, Outcome
 from tokendrop.errors import UserError
 from tokendrop.output import log, print_text
@@ -13,7 +13,7 @@ from tokendrop.output import log, print_text
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Whose model writes, after what, and how it chooses."""
-    parser.add_argument("path", type=path, metavar="RUN_OR_CHECKPOINT")
+    parser.add_argument("path", type=run_place, metavar="RUN_OR_CHECKPOINT")
     parser.add_argument("--prompt", metavar="TEXT", help="what to go on with; without it, each line typed")
     parser.add_argument("--tokens", type=whole(1), default=100, metavar="N", help="at most (default 100)")
     parser.add_argument("--temperature", type=number(0, 100), default=1.0, help="0: the likeliest always (default 1)")
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> Outcome:
     from tokendrop.evaluate.generate import Sampling, Writer
 
     sampling = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
-    writer = Writer(options.path)
+    writer = Writer(run_here(options.path))
 
     def write(prompt: str) -> str:
         _check_text(prompt)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from tokendrop.cli.arguments import path
+from tokendrop.cli.arguments import path, run_here, run_place
 from tokendrop.cli.command import Command, Outcome
 from tokendrop.errors import UserError
 
@@ -13,7 +13,7 @@ _PAGE = "report.html"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Runs, and what is made of them."""
     help = "run folder, a folder of them, or the folder of a sweep"
-    parser.add_argument("runs", type=path, nargs="+", metavar="RUN", help=help)
+    parser.add_argument("runs", type=run_place, nargs="+", metavar="RUN", help=help)
     parser.add_argument("--to", type=path, metavar="FILE", help=f"where it is written (default {_PAGE}, or NAME.svg)")
     parser.add_argument(
         "--figure",
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> Outcome:
         raise UserError(f"--to: want a file that ends in {' or '.join(wanted)}, got {to}")
     if not to.absolute().parent.is_dir():
         raise UserError(f"--to: {to.parent} is no folder; want a file in one that is there")
-    records, left_out = read_runs(options.runs)
+    records, left_out = read_runs([run_here(run, checkpoint=False) for run in options.runs])
     arms = arms_of(records)
     data = datasets(arms)
     try:

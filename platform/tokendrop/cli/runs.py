@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokendrop.cli import clean
-from tokendrop.cli.arguments import add_run_folder, path
+from tokendrop.cli.arguments import add_run, path, run_here, run_place
 from tokendrop.cli.command import Command, Group, Outcome
 from tokendrop.output import table
 
@@ -18,7 +18,8 @@ _RESULTS = ("steps", "val_loss", "layer_tokens", "layer_token_saving", "flops", 
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
     """FOLDER, and conditions."""
-    parser.add_argument("folder", type=path, nargs="?", default=_DEFAULT, help="folder of run folders (default runs)")
+    help = "folder of run folders, or its address (default runs)"
+    parser.add_argument("folder", type=run_place, nargs="?", default=_DEFAULT, help=help)
     parser.add_argument(
         "--where",
         action="append",
@@ -39,7 +40,7 @@ def list_runs(options: argparse.Namespace) -> Outcome:
     from tokendrop.report.where import check_keys, parse_condition
 
     conditions = [parse_condition(text) for text in options.where]
-    folders = some_runs(options.folder)
+    folders = some_runs(run_here(options.folder, checkpoint=False))
     runs = [overview(folder) for folder in folders]
     if conditions:
         jobs = [job_tree(folder) for folder in folders]
@@ -88,9 +89,9 @@ def show(options: argparse.Namespace) -> Outcome:
     from tokendrop.track.lineage import read_lineage
     from tokendrop.track.run_folder import open_run_folder
 
-    open_run_folder(options.run_folder)
-    glance, results = asdict(overview(options.run_folder)), _results(options.run_folder)
-    job, lineage = job_tree(options.run_folder), read_lineage(options.run_folder)
+    run = run_here(options.run_folder, checkpoint=False)
+    open_run_folder(run)
+    glance, results, job, lineage = asdict(overview(run)), _results(run), job_tree(run), read_lineage(run)
     changed = dict(lineage.changed) if lineage else {}
     at_the_fork = {key: f"{was}, and {now} from there on" for key, (was, now) in changed.items()}
     text = "\n\n".join(
@@ -168,7 +169,7 @@ GROUP = Group(
         Command(
             "runs show",
             show,
-            add_run_folder,
+            add_run,
             about="Show a run: how far it came, what it came to, every key of its job.",
             example="tokendrop runs show runs/quickstart-random-ltd-20260101-120000",
         ),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokendrop.cli.arguments import add_overrides, job_file, path, shortened
+from tokendrop.cli.arguments import add_overrides, job_file, run_here, run_place, shortened
 from tokendrop.cli.command import Command, Outcome, fail
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "job", type=job_file, nargs="?", help="job file (YAML); with --resume, the run's own when left out"
     )
     add_overrides(parser)
-    parser.add_argument("--resume", type=path, metavar="RUN", help="go on from the last checkpoint of this run folder")
+    parser.add_argument("--resume", type=run_place, metavar="RUN", help="go on from the last checkpoint of this run")
 
 
 def run(options: argparse.Namespace) -> Outcome:
@@ -34,16 +34,16 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     if options.resume is None and options.job is None:
         raise UserError("train: want a job file, or --resume RUN")
-    job, overrides = options.job, options.overrides
-    if options.resume is None and "=" in job:
+    job, overrides, resume = options.job, options.overrides, options.resume and run_here(options.resume)
+    if resume is None and "=" in job:
         raise UserError(f"train: want a job file before the overrides, got {shortened(job)}")
-    if options.resume is not None and (job is None or "=" in job):
+    if resume is not None and (job is None or "=" in job):
         from tokendrop.track.run_folder import JOB, open_run_folder
 
-        open_run_folder(options.resume)
-        job, overrides = options.resume / JOB, [*([job] if job else []), *overrides]
+        open_run_folder(resume)
+        job, overrides = resume / JOB, [*([job] if job else []), *overrides]
     config = job_to_train(job, overrides)
-    result = trained(config, resume=options.resume)
+    result = trained(config, resume=resume)
     saved = f"layer tokens saved: {result['layer_token_saving']:.1%}   FLOPs saved: {result['flops_saving']:.1%}"
     return Outcome(result, "\n".join([run_text(result, config.name), saved, where_to_look([result], config)]))
 
@@ -134,7 +134,7 @@ def change(ratio: float) -> str:
 
 def where_to_look(results: Sequence[Mapping[str, Any]], config: ExperimentConfig) -> str:
     """Where runs lie, and how to see their curves."""
-    lines = ["", *(f"run folder  {result['run']}" for result in results)]
+    lines = ["", *(f"run folder  {result.get('address', result['run'])}" for result in results)]
     if config.track.uri and config.track.uri.startswith("sqlite:"):
         mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
         lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")

@@ -7,7 +7,7 @@ from math import ceil
 
 from tokendrop.config.data import SPECIAL_TOKENS, DataConfig, PairsConfig
 from tokendrop.config.drop import DropConfig, NoDropping
-from tokendrop.config.files import not_a_folder
+from tokendrop.config.files import not_a_runs_folder
 from tokendrop.config.fp8 import check_fp8
 from tokendrop.config.layers import naming
 from tokendrop.config.model import ModelConfig
@@ -33,7 +33,7 @@ class ExperimentConfig:
     name: str
     seed: int = 1234
     runs_folder: str = "runs"
-    """Run folders are made below this one; a path that all workers share."""
+    """Run folders are made below this one: a path that all workers share, or s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
     run: str | None = None
     """The run's folder below that: begun once, and gone on with by each later start of the job; null for a new one."""
     model: ModelConfig
@@ -52,7 +52,7 @@ class ExperimentConfig:
                 raise ValueError(f"{key}: want letters, digits, '-', '_' and '.', not dots alone, got {name!r}")
             if len(name.encode()) > _LONGEST_NAME:
                 raise ValueError(f"{key}: want at most {_LONGEST_NAME} bytes, got {len(name.encode())}")
-        if reason := not_a_folder(self.runs_folder):
+        if reason := not_a_runs_folder(self.runs_folder):
             raise ValueError(f"runs_folder: {reason}")
         if self.task.reads == "images" and (self.data.reader != "memory_map" or self.data.tokenizer):
             key = "tokenizer" if self.data.tokenizer else "reader"

@@ -1,5 +1,6 @@
 """YAML files, of jobs and of device profiles, into mappings; errors that name the file."""
 
+import re
 import stat
 from collections.abc import Mapping
 from importlib.resources import files
@@ -112,6 +113,18 @@ def not_a_folder(text: str) -> str | None:
     if is_uri(text):
         return f"want a path that all workers share, no URI, got {shown(text)}"
     return unusable_path(text)
+
+
+def not_a_runs_folder(text: str) -> str | None:
+    """Why no runs can be kept there, in a folder that every worker shares or in a store; None where they can."""
+    if not is_uri(text):
+        return unusable_path(text)
+    scheme, _, rest = text.partition("://")
+    if scheme not in ("s3", "gs") or not re.split("[/?#]", rest)[0]:
+        return f"want a path that all workers share, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, got {shown(text)}"
+    if redact(text) != text:
+        return f"want credentials in the environment of the nodes, got {shown(text)}"
+    return None
 
 
 def shown(text: object) -> str:

@@ -28,6 +28,7 @@ from tokendrop.track.run_folder import (
     open_run_folder,
     shards_of,
 )
+from tokendrop.track.run_home import HOME
 from tokendrop.train.checkpoint_index import CHECKPOINTS, check_whole, committed, kept, step_name, step_of
 
 _ORDER = "decides which samples are read next"
@@ -171,6 +172,8 @@ def _copied(config: ExperimentConfig, parent: Path, lineage: Lineage) -> Path:
         run = create_run_folder(config)
         try:
             with atomic_folder(run) as made:
+                if (run / HOME).exists():  # of a fork that a store keeps
+                    (run / HOME).rename(made / HOME)
                 shutil.copytree(checkpoint, made / CHECKPOINTS / checkpoint.name)
                 copy_record(parent, made, lineage.step)
                 if config.drop.adaptive:

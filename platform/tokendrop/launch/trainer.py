@@ -27,6 +27,7 @@ from tokendrop.elastic.decide import ScalingDecider
 from tokendrop.errors import StorageError, UserError, first_line, storage_failure
 from tokendrop.launch.beside import CheckpointEvaluation, Evaluate
 from tokendrop.launch.cluster import connect
+from tokendrop.launch.draining import DrainNotice
 from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.initial import as_begun, with_epochs, with_initial
 from tokendrop.launch.memory import check_memory
@@ -36,6 +37,7 @@ from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on, check_same_rows, shards_at_hand
 from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_of, text_of
 from tokendrop.launch.stopping import run_until_stopped
+from tokendrop.launch.stored import check_store, kept_in_store
 from tokendrop.launch.stream import RankSamples, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerSpec, never, run_worker
@@ -44,6 +46,7 @@ from tokendrop.track.decisions import DecidedJob, with_decisions
 from tokendrop.track.journal import note_loss, note_start
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import begun_run, create_run_folder, describe_run, read_attempts, summarize
+from tokendrop.track.run_home import home_of, place_of
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 from tokendrop.train.engines.build import check_strategy
 
@@ -77,6 +80,7 @@ def run_training(
     config.task.build(config)
     check_strategy(config.train)
     check_memory(config)
+    check_store(config, resume)
     resume = resume or begun_run(config)
     config = with_initial(config) if resume is None else as_begun(config, resume)
     check_ray(config.scaling)
@@ -95,9 +99,11 @@ def run_training(
         run = create_run_folder(config) if resume is None else resume.absolute()
         with exclusive_lock(run, patience_s=_LEAVING_S):
             describe_run(run, config, data)
-            mlflow_run_id = _train(run, config, data, head, evaluate, fit or fit_on_ray_train)
+            with kept_in_store(run) as home:
+                mlflow_run_id = _train(run, config, data, head, evaluate, fit or fit_on_ray_train)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
-    return {**summarize(run), "mlflow_run_id": mlflow_run_id}
+    stored = {"address": home.address} if home else {}
+    return {**summarize(run), **stored, "mlflow_run_id": mlflow_run_id}
 
 
 def _train(
@@ -109,9 +115,10 @@ def _train(
     control.reset()
     note_start(run, committed_step(run / CHECKPOINTS))
     with Watcher(run, config, mirror) as watcher:
-        head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {run}'", watcher.give_up
+        head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {place_of(run)}'", watcher.give_up
         held_out = config.task.build(config).open(data).held_out() if config.data.reader == "ray_data" else None
-        spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out)
+        home = home_of(run)
+        spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out, driver=home and home.driver)
         with CheckpointEvaluation(run, config, evaluate):
             run_until_stopped(partial(fit, spec, control), stop=control.stop)
     return mirror.run_id if mirror else None
@@ -254,7 +261,7 @@ def telling_full_storage(run: Path) -> Iterator[None]:
         yield
     except Exception as error:
         if said := storage_failure(error, run):
-            go_on = f"with room there, 'tokendrop train --resume {run}' goes on"
+            go_on = f"with room there, 'tokendrop train --resume {place_of(run)}' goes on"
             raise StorageError(f"{run}: can't be written ({said}); what is committed stays; {go_on}") from None
         raise
 
@@ -262,25 +269,6 @@ def telling_full_storage(run: Path) -> Iterator[None]:
 def device_of(scaling: ScalingConfig) -> torch.device:
     """The GPU that Ray has assigned to this worker; the CPU where the job books none, though CUDA may see some."""
     return ray.train.torch.get_device() if scaling.gpus_per_worker else torch.device("cpu")
-
-
-class DrainNotice:
-    """Whether a node of this run has been told to go since this was last asked; all ranks ask at once.
-
-    Ray goes on with the workers there until the node's deadline, and restarts the run without it. Before 2.58, it
-    tells nobody.
-    """
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-
-    def __call__(self) -> bool:
-        if not hasattr(ray.train, "get_preemption_info"):
-            return False
-        notice = ray.train.get_preemption_info()
-        new = set(notice.preempted_node_ids if notice else ()) - self._known
-        self._known |= new
-        return bool(new)
 
 
 def _streamed_samples(spec: WorkerSpec) -> StreamedSamples | None:

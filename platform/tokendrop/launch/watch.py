@@ -19,6 +19,7 @@ from tokendrop.track.decisions import DecidedJob
 from tokendrop.track.journal import MetricsTail
 from tokendrop.track.mlflow import MlflowMirror, Status
 from tokendrop.track.prometheus import RunExport, set_gauges
+from tokendrop.track.run_home import place_of
 from tokendrop.track.run_metrics import Series
 
 _POLL_S, _MIRROR_EVERY_S = 0.5, 15.0
@@ -42,7 +43,7 @@ class Watcher:
         self._complained = False
 
     def __enter__(self) -> "Watcher":
-        log(f"run      {self.run}")
+        log(f"run      {place_of(self.run)}")
         self._mirroring.start()
         self._is_known.wait(_FIRST_S)  # creating MLflow's tables would slow the first steps down
         self._line.wait()

@@ -16,12 +16,14 @@ from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
 from tokendrop.launch.collectives import broadcast_from_rank_0, gather_on_rank_0
 from tokendrop.launch.decisions import decisions_of
+from tokendrop.launch.stored import home_of_worker
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
 from tokendrop.track.journal import Journal
 from tokendrop.track.prometheus import exporting_rank, tags_of
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, TOKENIZER
+from tokendrop.track.run_home import RunHome
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.device import describe_device, tune_cpu
@@ -44,6 +46,8 @@ class WorkerSpec:
     data: Path
     held_out: HeldOut | None = None
     """Validation rows, for workers that do not share the folder of the token shards."""
+    driver: str | None = None
+    """The id of the driver, where a store keeps the run."""
 
 
 def never() -> bool:
@@ -69,9 +73,11 @@ def run_worker(
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = device or torch.device("cpu")
     _set_up(spec, device, rank)
-    scores = config.drop.scores(config.model.vocab_size, device)
-    checkpoints = _checkpoints(spec, scores)
+    scores, home = config.drop.scores(config.model.vocab_size, device), home_of_worker(spec.run, spec.driver)
+    checkpoints = _checkpoints(spec, scores, home)
     engine, dropping, start = _restored(config, checkpoints, device)
+    if home is not None and rank == 0:
+        home.cut(start)
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)
@@ -105,10 +111,10 @@ def _set_up(spec: WorkerSpec, device: torch.device, rank: int) -> None:
         describe_workers(spec.run / ENVIRONMENT, describe_device(device))
 
 
-def _checkpoints(spec: WorkerSpec, scores: TokenScores | None) -> Checkpoints:
+def _checkpoints(spec: WorkerSpec, scores: TokenScores | None, home: RunHome | None) -> Checkpoints:
     config = spec.config
     meta = {"model": asdict(config.model), "name": config.name}
-    return Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores)
+    return Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores, store=home)
 
 
 def _restored(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.files import is_uri
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
@@ -45,6 +46,8 @@ def run_sweep(
         UserError: something is wrong with the jobs, the corpus, or the metric.
     """
     base = with_absolute_paths(trials[0].config if maker is None else maker.base_trial().config)
+    if is_uri(base.runs_folder):
+        raise UserError(f"runs_folder: a sweep keeps its runs in a folder, not in {base.runs_folder}; want a path")
     record = SweepRecord(Path(base.runs_folder), sweep.name)
     with record.opened(path, trials):
         if retry_failed:

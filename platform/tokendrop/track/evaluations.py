@@ -10,19 +10,19 @@ from tokendrop.data.shards.format import Split
 
 EVALUATIONS, RESULT = "evaluations", "result.json"
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
-_SENT = ".mlflow"  # the MLflow run that has an evaluation
+SENT = ".mlflow"  # the MLflow run that has an evaluation
 
 
 def unsent(run: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The evaluations that MLflow does not have: folder and result."""
     for folder, result in _evaluations(run):
-        if not (folder / _SENT).exists():
+        if not (folder / SENT).exists():
             yield folder, result
 
 
 def note_sent(folder: Path, run_id: str) -> None:
     """Remember that MLflow has an evaluation."""
-    atomic_write(folder / _SENT, f"{run_id}\n".encode())
+    atomic_write(folder / SENT, f"{run_id}\n".encode())
 
 
 def evaluated_steps(run: Path) -> set[int]:

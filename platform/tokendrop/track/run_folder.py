@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,19 +13,23 @@ from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
-from tokendrop.atomic import atomic_write
+from tokendrop.atomic import atomic_write, is_locked
 from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.files import is_uri
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.shards.format import MANIFEST, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.decisions import begin_decisions, with_decisions
 from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, read_events, read_steps
+from tokendrop.track.run_copy import JOB, bring, is_there
+from tokendrop.track.run_home import write_home
+from tokendrop.track.run_store import address_below, runs_place
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step, read_meta
 from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
 
-JOB, PLAN, ENVIRONMENT, DATA = "job.yaml", "plan.json", "environment.json", "data.txt"
+PLAN, ENVIRONMENT, DATA = "plan.json", "environment.json", "data.txt"
 SWEEPS, TRIALS = "sweeps", "trials.json"
 """A sweep leaves a folder SWEEPS/NAME beside its runs, in which TRIALS names them."""
 
@@ -35,17 +40,18 @@ def create_run_folder(config: ExperimentConfig) -> Path:
     Raises:
         UserError: none can be made there.
     """
-    root = Path(config.runs_folder).absolute()
+    root = runs_place(config.runs_folder)
     stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         if config.run is not None:
             _named(config).mkdir(parents=True, exist_ok=True)
-            return root / config.run
+            return _at_home(config, root / config.run)
         for folder in (root / stem, *(root / f"{stem}-{number}" for number in range(2, 100))):
             with suppress(FileExistsError):
                 folder.mkdir()
-                return folder
+                if not (is_uri(config.runs_folder) and is_there(config.runs_folder, folder.name)):
+                    return _at_home(config, folder)
     except OSError as error:
         raise UserError(f"runs_folder: can't make a folder below {root} ({error.strerror or error})") from None
     raise UserError(f"runs_folder: {root} has a hundred runs of this second already")
@@ -60,6 +66,11 @@ def begun_run(config: ExperimentConfig) -> Path | None:
     if config.run is None:
         return None
     folder = _named(config)
+    if is_uri(config.runs_folder):
+        if is_there(config.runs_folder, config.run):
+            bring(config.runs_folder, config.run)
+        elif not is_locked(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # the copy of a run that was removed there
     if not (folder / DATA).is_file():
         seen = {path.name for path in folder.glob("*") if not path.name.startswith(".")}
         if seen <= {JOB, PLAN, ENVIRONMENT, TOKENIZER, plugin.COPIES}:  # less than a run writes first
@@ -71,9 +82,16 @@ def begun_run(config: ExperimentConfig) -> Path | None:
     return folder
 
 
+def _at_home(config: ExperimentConfig, folder: Path) -> Path:
+    """A new run's folder, which knows from now on where in a store the run is kept, if it is."""
+    if is_uri(config.runs_folder):
+        write_home(folder, address_below(config.runs_folder, folder.name))
+    return folder
+
+
 def _named(config: ExperimentConfig) -> Path:
     """The run folder that the job names; UserError where a link there leads to another place."""
-    root = Path(config.runs_folder).absolute()
+    root = runs_place(config.runs_folder)
     folder = root / (config.run or "")
     try:
         leads_to = folder.resolve()

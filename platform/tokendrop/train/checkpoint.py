@@ -5,22 +5,39 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 
-from tokendrop.errors import DamagedDataError
+from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.method import TokenScores
 from tokendrop.train.checkpoint_index import committed, newest_complete, remove_old, set_aside, step_name
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.reader import CheckpointReader, from_rank_0, load_into
-from tokendrop.train.storage import CheckpointWriter
+from tokendrop.train.storage import INDEX, CheckpointWriter
 
 
 class SetAsideError(RuntimeError):
     """A checkpoint proved damaged when it was read; the one before it counts now, for whoever starts anew."""
+
+
+class CheckpointStore(Protocol):
+    """Where checkpoints are kept beside their folder: a run's place in an object store."""
+
+    def put(self, file: Path) -> None:
+        """Write a file of a checkpoint there; by each rank, those that it has written."""
+        ...
+
+    def commit(self, checkpoint: Path) -> None:
+        """Let a checkpoint whose files are there count; by rank 0."""
+        ...
+
+    def remove_old(self, keep: int) -> None:
+        """Remove older checkpoints there; by rank 0."""
+        ...
 
 
 class Checkpoints:
@@ -31,15 +48,24 @@ class Checkpoints:
     was never committed; of one with it, every file has its checksum in meta.json.
     """
 
-    def __init__(self, folder: Path, *, keep: int, meta: Mapping[str, Any], scores: TokenScores | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        meta: Mapping[str, Any],
+        scores: TokenScores | None = None,
+        store: CheckpointStore | None = None,
+    ) -> None:
         """
         Args:
             folder: on storage that all workers share.
             keep: committed checkpoints that stay; older ones are removed.
             meta: what the checkpoint says of its run, JSON; kept beside the weights.
             scores: what the job's method keeps beside the weights.
+            store: has each checkpoint before the folder does.
         """
-        self.folder, self.keep, self.meta, self.scores = folder, keep, meta, scores
+        self.folder, self.keep, self.meta, self.scores, self.store = folder, keep, meta, scores, store
         self._pending: Future[None] | None = None
         # Background saves run collectives of their own: on the training group they would meet gradients half-way.
         # One worker has nobody to meet, and a group costs it threads that poll: an eighth of the speed on two cores.
@@ -61,7 +87,9 @@ class Checkpoints:
         method = {} if self.scores is None else {"method": self.scores.state()}
         future = dcp.async_save(
             engine.state() | method,
-            storage_writer=CheckpointWriter(unfinished, {**self.meta, "step": step}),
+            storage_writer=CheckpointWriter(
+                unfinished, {**self.meta, "step": step}, None if self.store is None else self.store.put
+            ),
             process_group=self.group,
             no_dist=self.group is None,
             async_stager=self._stager(engine),
@@ -87,7 +115,11 @@ class Checkpoints:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        pending.result()
+        try:
+            pending.result()
+        except CheckpointException as error:  # of all ranks, around what one of them has to say
+            told = (failure for failure, _ in error.failures.values() if isinstance(failure, UserError))
+            raise next(told, error) from None
         if self.group is not None:
             dist.barrier(self.group)
 
@@ -96,9 +128,14 @@ class Checkpoints:
         try:
             written.result()
             if self._is_first:
+                if self.store is not None:
+                    self.store.put(unfinished / INDEX)
+                    self.store.commit(unfinished)
                 shutil.rmtree(final, ignore_errors=True)
                 unfinished.rename(final)
                 remove_old(self.folder, self.keep)
+                if self.store is not None:
+                    self.store.remove_old(self.keep)
             done.set_result(None)
         except BaseException as error:  # for the thread that waits
             done.set_exception(error)

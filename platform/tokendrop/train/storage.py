@@ -7,7 +7,7 @@ index is JSON, and tensors alone are saved, which torch reads with `weights_only
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from operator import itemgetter
@@ -51,12 +51,13 @@ class CheckpointWriter(StorageWriter):
     Each rank reads what it wrote once more, from the memory where it still lies: in the background, some 1 s a GB.
     """
 
-    def __init__(self, folder: Path, meta: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, meta: Mapping[str, Any], put: Callable[[Path], None] | None = None) -> None:
         """
         Args:
             meta: as for `write_meta`.
+            put: given each file that this rank has written, before the others hear of it.
         """
-        self.folder, self.meta = folder, meta
+        self.folder, self.meta, self._put = folder, meta, put
         self._files = FileSystemWriter(folder)
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -77,8 +78,12 @@ class CheckpointWriter(StorageWriter):
         ends: dict[str, dict[int, int]] = {}
         for place in (result.storage_data for result in results):
             ends.setdefault(place.relative_path, {})[place.offset] = place.offset + place.length
+        written = [_written(self.folder / name, ends[name]) for name in sorted(ends)]
+        if self._put is not None:
+            for name in sorted(ends):
+                self._put(self.folder / name)
         done: Future[Any] = Future()
-        done.set_result([*results, *(_written(self.folder / name, ends[name]) for name in sorted(ends))])
+        done.set_result([*results, *written])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:

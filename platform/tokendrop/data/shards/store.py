@@ -27,8 +27,16 @@ _FINAL_TEXTS = re.compile(
 )
 
 
+class MissingError(UserError):
+    """The store has no such file, or no such bucket."""
+
+
 class StoredFolder:
     """A folder of files behind a URI: s3:// and gs:// by pyarrow, as corpora are read, all others by fsspec."""
+
+    key = "data.folder"
+    """Of the job, for messages."""
+    wanted = "a folder that 'tokendrop prepare' made, copied there whole"
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
         self.url, self.patience_s = url, patience_s
@@ -44,51 +52,58 @@ class StoredFolder:
         """
         what = ""
         for _ in range(_MOST_DAMAGED):
-            content = self._asking(file, lambda: self._content(file))
+            content = self.asking(file, lambda: self._content(file))
             if not (what := fault(content)):
                 return content
         raise DamagedDataError(
-            f"data.folder: {self.name(file)}: damaged ({what}), {_MOST_DAMAGED} times; want it copied there again"
+            f"{self.key}: {self.name(file)}: damaged ({what}), {_MOST_DAMAGED} times; want it copied there again"
         )
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each file in the folder, by name; raises UserError as `read` does."""
-        return self._asking("", self._sizes)
+        return self.asking("", self._sizes)
 
     def name(self, file: str) -> str:
         """The URI of a file, or of the folder itself, as messages have it."""
         return "/".join(filter(None, [public_name(self.url).rstrip("/"), file]))
 
-    def _asking(self, file: str, ask: Callable[[], Found]) -> Found:
-        """What a store answers in the end."""
+    def asking(self, file: str, ask: Callable[[], Found], *, doing: str = "read") -> Found:
+        """What a store answers in the end.
+
+        Args:
+            doing: what is asked for, in messages.
+        Raises:
+            MissingError: there is no such file.
+            UserError: the store refuses, or did not answer within `patience_s`.
+        """
         end, pause_s = time.monotonic() + self.patience_s, _FIRST_PAUSE_S
         while True:
             try:
                 return ask()
             except FileNotFoundError:
-                raise UserError(
-                    f"data.folder: {self.name(file)}: there is no such file or bucket; want a folder that"
-                    " 'tokendrop prepare' made, copied there whole"
+                raise MissingError(
+                    f"{self.key}: {self.name(file)}: there is no such file or bucket; want {self.wanted}"
                 ) from None
             except Exception as error:
                 is_over = time.monotonic() + pause_s > end
                 if is_over or isinstance(error, _FINAL) or _FINAL_TEXTS.search(str(error)):
                     tried = f", tried for {self.patience_s:g} s" if is_over else ""
-                    with reaching(f"data.folder: can't read {self.name(file)}{tried}"):
+                    with reaching(f"{self.key}: can't {doing} {self.name(file)}{tried}"):
                         raise
             time.sleep(pause_s * random.uniform(0.5, 1))  # or all workers would come back at once
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     @cached_property
-    def _opened(self) -> tuple[pafs.FileSystem, str]:
+    def opened(self) -> tuple[pafs.FileSystem, str]:
+        """The store, and the path of the folder in it."""
         store, path, _ = open_store(self.url)
         return store, path.rstrip("/")
 
     def _content(self, file: str) -> bytes:
-        store, path = self._opened
+        store, path = self.opened
         with store.open_input_file(f"{path}/{file}") as opened:  # whose `read` is one request
             return opened.read()
 
     def _sizes(self) -> dict[str, int]:
-        store, path = self._opened
+        store, path = self.opened
         return {found.base_name: found.size for found in store.get_file_info(pafs.FileSelector(path)) if found.is_file}

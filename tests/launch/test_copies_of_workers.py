@@ -1,0 +1,34 @@
+"""Workers of a run that a store keeps work on the copy of their own driver, or on none."""
+
+from pathlib import Path
+
+import pytest
+
+from runs import config_of, write_job
+from tokendrop.errors import UserError
+from tokendrop.launch.stored import check_store, home_of_worker
+from tokendrop.track.run_home import write_home
+
+ADDRESS = "s3://bucket/runs/one"
+
+
+def test_a_worker_takes_the_copy_of_its_driver(tmp_path: Path) -> None:
+    write_home(tmp_path, ADDRESS, "this driver")
+    home = home_of_worker(tmp_path, "this driver")
+    assert home is not None
+    assert home.address == ADDRESS
+    assert home_of_worker(tmp_path, None) is None
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_a_worker_that_sees_another_machine_s_folder_or_none_is_refused(tmp_path: Path, has_copy: bool) -> None:
+    if has_copy:  # of an earlier driver, on a disk of this machine alone
+        write_home(tmp_path, ADDRESS, "an earlier driver")
+    with pytest.raises(UserError, match=rf"^runs_folder: a worker on \S+ does not see {tmp_path}, the copy of the run"):
+        home_of_worker(tmp_path, "this driver")
+
+
+def test_tasks_are_not_evaluated_beside_a_run_that_a_store_keeps(tmp_path: Path) -> None:
+    config = config_of(write_job(tmp_path), "runs_folder=s3://bucket/runs", "evaluate.tasks=[piqa]")
+    with pytest.raises(UserError, match=r"^evaluate\.tasks: a run that a store keeps is evaluated once it is trained"):
+        check_store(config, None)
