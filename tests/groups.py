@@ -104,7 +104,7 @@ def train_until(
         dropping=dropping,
         batches=RowsUntil(config, stop=stop, world_size=world_size, rank=rank),
         checkpoints=checkpoints,
-        recorder=Journal(run, rank=rank, world_size=world_size, start=start),
+        recorder=Journal(run, rank=rank, world_size=world_size, group=config.train.group, start=start),
         world_size=world_size,
         scores=scores,
     )

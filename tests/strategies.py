@@ -51,6 +51,13 @@ def batch_splits(draw: st.DrawFn) -> BatchSplit:
     return BatchSplit(global_batch=micro * world * accumulation, micro_batch=micro, world_size=world)
 
 
+@st.composite
+def splits_in_groups(draw: st.DrawFn) -> BatchSplit:
+    """Those of workers that train each micro batch in groups, too."""
+    split, group = draw(batch_splits()), draw(st.integers(1, 4))
+    return replace(split, world_size=group * split.world_size, group=group)
+
+
 def growths() -> st.SearchStrategy[MicroBatchGrowth]:
     tokens = st.none() | st.just("auto") | st.integers(1, 1000)
     return st.builds(MicroBatchGrowth, tokens=tokens, activations=kept_activations())

@@ -99,12 +99,12 @@ class Rows:
             yield rows_of(range(first, first + self.split.micro_batch), number=number)
 
     def validation(self) -> list[tuple[Batch, int]]:
-        """Two batches of rows on every worker; the first one counts on the first worker, the other on the last."""
+        """Two batches of rows on every worker; one counts on the first group of workers, the other on the last."""
         both = [rows_of(range(first, first + self.split.micro_batch)) for first in (10**6, 10**6 + 100)]
-        counts_on = 0, self.split.world_size - 1
+        counts_on = 0, self.split.replicas - 1
         return [
-            (batch, self.split.micro_batch if self.rank == rank else 0)
-            for batch, rank in zip(both, counts_on, strict=True)
+            (batch, self.split.micro_batch if self.split.replica(self.rank) == replica else 0)
+            for batch, replica in zip(both, counts_on, strict=True)
         ]
 
 

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from folders import Document, write_folder
 from groups import together
 from images import write_images
 from pairs import texts, write_pairs
-from sharing import HAS_DEEPSPEED
-from task_jobs import ADAPTIVE, LONGER, examples_job, images_job, job
-from tiny import TOKENS, assert_same, experiment
+from task_jobs import CASES, IN_GROUPS, METHODS
+from tiny import TOKENS, assert_same
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.run import ScalingConfig
 from tokendrop.config.task import CausalLm, ImageClassification, TextClassification
 from tokendrop.data.read.batches import MicroBatches
 from tokendrop.launch.decisions import decisions_of
@@ -36,34 +37,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 FLOAT64 = 1e-10
 GROWN = 64  # tokens of a micro batch: several sequences at a time, fewer as kept lengths grow
 TOLERANCES = {"ZeRO 3": 1e-4}  # of float32, and after Adam's steps at rates up to 0.01
-CASES = {
-    "causal": experiment(evaluate__sequences=13, train__micro_batch=1),
-    "decided as it goes": experiment(evaluate__sequences=13, train__micro_batch=1, drop__schedule=ADAPTIVE),
-    "decided layer by layer, shared out": job(
-        train__strategy="fsdp",
-        drop={"method": "random_ltd", "full_length_layers": "none", "by_layer": {"0": LONGER, "1-2": LONGER}},
-    ),
-    "random-LTD, NSP": job(data__pairs={"sentence_task": "nsp"}),
-    "special tokens kept, SOP": job(drop__keep_special_tokens=True),
-    "pre-LN, no sentence task, few predictions": job(
-        norm="pre", data__pairs={"sentence_task": "none", "max_predictions": 2, "whole_words": False}
-    ),
-    "shared out": job(train__strategy="fsdp", train__activation_checkpointing=True),
-    "token bypass": job(drop__method="token_bypass", drop__special_tokens=[2, 3, 4]),
-    "decided, token bypass": job(
-        drop__method="token_bypass", drop__special_tokens=[2, 3, 4], drop__schedule=LONGER, model__layers=4
-    ),
-    "sequence warm-up": job(drop__method="sequence_warmup"),
-    "classification": examples_job("pairs"),
-    "classification, shared out": examples_job("pairs", norm="pre", train__strategy="fsdp"),
-    "regression": examples_job("number"),
-    "choices": examples_job("choices", drop={"method": "none"}),
-    "images": images_job(),
-    "images, [CLS] kept, SGD": images_job(drop__keep_special_tokens=True, train__optimizer="sgd"),
-    "images, shared out": images_job(train__strategy="fsdp", train__activation_checkpointing=True),
+WAYS: dict[str, list[tuple[int, ...]]] = {
+    "one": [(1, 6, 1)],
+    "larger": [(1, 6, 4)],
+    "resized": [(1, 2, 1, GROWN), (2, 4, 1, GROWN), (4, 6, 2)],
+    "killed": [(1, 3, 1), (1, 6, 1)],
+    "tensor parallel": [(2, 2, 1), (4, 5, 2), (1, 6, 4)],
 }
-if HAS_DEEPSPEED:
-    CASES["ZeRO 3"] = job(train__strategy="deepspeed", train__zero_stage=3, train__precision="fp32")
+"""Workers, the step that they train to, and sizes of micro batches, one leg after the other."""
+GROUPS = {"tensor parallel": {"tensor_parallel": 2}}
+"""How workers train a micro batch together, by way."""
+
+
+def runs_in(case: str, way: str) -> bool:
+    """Whether a case is trained in a way."""
+    return way not in GROUPS or case in IN_GROUPS
 
 
 def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> None:
@@ -82,7 +70,7 @@ def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> N
         dropping=dropping,
         batches=MicroBatches(opened.batch, train=opened.samples, validation=opened.held_out(), split=split, rank=rank),
         checkpoints=checkpoints,
-        recorder=Journal(run, rank=rank, world_size=world_size, start=start),
+        recorder=Journal(run, rank=rank, world_size=world_size, group=config.train.group, start=start),
         world_size=world_size,
         decisions=decisions_of(config, run, rank=rank, group=checkpoints.group, start=start),
         scores=scores,
@@ -92,12 +80,16 @@ def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> N
     train(config, parts, start=start, stop=stop)
 
 
-def leg(data: Path, folder: Path, stop: int, micro_batch: int, tokens: int | None = None) -> None:
+def leg(data: Path, folder: Path, way: str, stop: int, micro_batch: int, tokens: int | None = None) -> None:
     """All that the workers of one leg do, with micro batches that grow to so many tokens where layers drop some."""
+    group = GROUPS.get(way, {}) if dist.get_world_size() > 1 else {}
     DeepSpeedEngine.whole_below = 0  # else no parameter is large enough here for stage 3 to share it out
+    scaling = ScalingConfig(workers=max([1, *group.values()]))
     for name, config in CASES.items():
-        train = replace(config.train, micro_batch=micro_batch, tokens_per_micro_batch=tokens)
-        changed = replace(config, train=train)
+        if not runs_in(name, way):
+            continue
+        train = replace(config.train, micro_batch=micro_batch, tokens_per_micro_batch=tokens, **group)
+        changed = replace(config, train=train, scaling=scaling)
         train_until(changed, data_of(changed, data), folder / name, stop)
 
 
@@ -126,35 +118,54 @@ def kill(base: Path) -> None:
         shutil.rmtree(committed(base / name / CHECKPOINTS)[-1])
 
 
+class Runs(dict[str, Path]):
+    """Folders with a run of each case, by way; trained when they are first asked for."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__()
+        self.base = base
+
+    def __missing__(self, way: str) -> Path:
+        folder = self[way] = self.base / way
+        folder.mkdir()
+        for workers, stop, *sizes in WAYS[way]:
+            together(workers, leg, self.base / "data", folder, way, stop, *sizes)
+            if way == "killed" and stop == 3:
+                kill(folder)
+        return folder
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    """The same runs by one worker, by one with larger micro batches, by 1, 2 and 4 with ones that grow, and killed."""
+def runs(tmp_path_factory) -> Runs:
     base = tmp_path_factory.mktemp("tasks")
     write_text(base / "data" / "text", 60)
     write_pairs(base / "data" / "sentences", texts(60))
     for kind in TASKS:
         write_examples(base / "data" / kind, kind, 60)
     write_images(base / "data" / "images", 60)
-    ways: dict[str, list[tuple[int, ...]]] = {"one": [(1, 6, 1)], "larger": [(1, 6, 4)]}
-    ways["resized"] = [(1, 2, 1, GROWN), (2, 4, 1, GROWN), (4, 6, 2)]
-    ways["killed"] = [(1, 3, 1), (1, 6, 1)]
-    for way, legs in ways.items():
-        (base / way).mkdir()
-        for workers, stop, *sizes in legs:
-            together(workers, leg, base / "data", base / way, stop, *sizes)
-            if way == "killed" and stop == 3:
-                kill(base / way)
-    return {way: base / way for way in ways}
+    return Runs(base)
+
+
+def in_ways(*ways: str) -> list[Any]:
+    """Each case in each of these ways that it can be trained in."""
+    long = pytest.mark.long
+    return [
+        pytest.param(case, way, marks=[long] if way in GROUPS else [])
+        for case in CASES
+        for way in ways
+        if runs_in(case, way)
+    ]
 
 
 def test_micro_batches_grow_in_the_runs_that_are_resized() -> None:
     for name, config in CASES.items():
+        if name in METHODS:
+            continue
         grown = replace(config, train=replace(config.train, tokens_per_micro_batch=GROWN)).plan.segments[0]
         assert 1 < grown.micro_batch <= GROWN // grown.kept_length, name
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("way", ["larger", "resized"])
+@pytest.mark.parametrize(("case", "way"), in_ways("larger", "resized", *GROUPS))
 def test_losses_and_weights_are_those_of_one_worker(runs, case: str, way: str) -> None:
     expected, found = (read_steps(runs[one] / case) for one in ("one", way))
     for key in ("loss", "grad_norm", "val_loss"):
@@ -178,7 +189,7 @@ def test_a_killed_run_that_goes_on_is_an_uninterrupted_one_bit_for_bit(runs, cas
 
 
 @pytest.mark.parametrize("case", [name for name, config in CASES.items() if config.drop.adaptive])
-@pytest.mark.parametrize("way", ["larger", "resized", "killed"])
+@pytest.mark.parametrize("way", ["larger", "resized", "killed", *GROUPS])
 def test_decisions_are_those_of_one_worker_and_made_once(runs, case: str, way: str) -> None:
     expected, found = (read_decisions(runs[one] / case) for one in ("one", way))
     assert found.keys() == expected.keys() == CASES[case].drop.adaptive.keys()
@@ -252,12 +263,16 @@ def test_a_classifiers_figures_are_those_of_the_validation_examples_all_at_once(
         assert judged == {"accuracy": pytest.approx(hits.double().mean().item())}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_each_sample_is_trained_on_once_by_one_worker(runs, case: str) -> None:
-    by_step: dict[str, dict[int, list[int]]] = {}
-    for way, folder in runs.items():
-        for row in read_ledger(folder / case):
-            by_step.setdefault(way, {}).setdefault(row["step"], []).extend(row["sample_ids"])
-    orders = [{step: sorted(ids) for step, ids in found.items()} for found in by_step.values()]
-    assert all(order == orders[0] for order in orders)
-    assert all(len(set(ids)) == 8 for ids in orders[0].values())
+@pytest.mark.parametrize(("case", "way"), in_ways(*WAYS))
+def test_each_sample_is_trained_on_once_by_one_worker(runs, case: str, way: str) -> None:
+    expected, found = (samples_by_step(runs[one] / case) for one in ("one", way))
+    assert found == expected
+    assert all(len(set(ids)) == 8 for ids in found.values())
+
+
+def samples_by_step(run: Path) -> dict[int, list[int]]:
+    """What all workers together trained on."""
+    by_step: dict[int, list[int]] = {}
+    for row in read_ledger(run):
+        by_step.setdefault(row["step"], []).extend(row["sample_ids"])
+    return {step: sorted(ids) for step, ids in by_step.items()}

@@ -110,6 +110,7 @@ def plan_result(
         "lr_warmup_steps": plan.warmup_steps(),
         "global_batch": plan.batch.global_batch,
         "micro_batch": plan.batch.micro_batch,
+        **({"group": plan.batch.group} if plan.batch.group > 1 else {}),
         "segments": [_segment_result(segment) for segment in plan.segments],
         "resizes": [{"step": step, "from": before, "to": after} for step, before, after in plan.resizes],
         **({} if fixed is None or profile is None else _bill(plan, fixed, profile, checkpoint_steps)),
@@ -165,10 +166,12 @@ def _scaling_facts(
     plan: RunPlan, fixed: RunPlan, profile: DeviceProfile | None, checkpoint_steps: int | None
 ) -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
+    if plan.batch.group > 1:
+        facts += [("groups", _groups(plan))]
     if plan.resizes:
         some = [f"{after} from step {step:,}" for step, _, after in plan.resizes[:_MOST_RESIZES]]
         more = len(plan.resizes) - len(some)
-        facts = [("workers", ", ".join([f"{plan.at(0).workers}", *some, *([f"{more} more"] if more else [])]))]
+        facts += [("workers", ", ".join([f"{plan.at(0).workers}", *some, *([f"{more} more"] if more else [])]))]
     if profile is None:
         return facts
     now, then = (estimate(one, profile, checkpoint_steps) for one in (plan, fixed))
@@ -177,6 +180,16 @@ def _scaling_facts(
     if plan != fixed:
         facts += [("fixed size", f"{_taken(then)}   on {fixed.at(0).workers} workers")]
     return facts
+
+
+def _groups(plan: RunPlan) -> str:
+    """How workers train a micro batch together, and what each sends the others of its group."""
+    segment = plan.segments[-1]
+    sent = plan.share(segment).passes.bytes * segment.micro_batch * (plan.batch.group - 1) / plan.batch.group
+    return (
+        f"of {plan.batch.group} workers, which share out heads and MLPs; each sends {count(int(sent))}B for a micro"
+        f" batch of {segment.micro_batch} x {segment.kept_length} tokens"
+    )
 
 
 def _taken(estimate: Estimate) -> str:

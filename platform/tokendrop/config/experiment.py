@@ -217,6 +217,8 @@ class ExperimentConfig:
     @cached_property
     def fixed_plan(self) -> RunPlan:
         """The same run on `scaling.workers` at every step."""
+        self.train.check_group(kind=self.model.kind, heads=self.model.heads, dropout=self.model.dropout)
+        self.scaling.check_groups(self.train.group)
         if not any(self.decided.values()):
             return self._fixed_plan(self.drop)
         undecided = self.drop.with_decided(dict.fromkeys(self.decided, ()))
@@ -238,6 +240,7 @@ class ExperimentConfig:
                 global_batch=train.global_batch,
                 micro_batch=train.micro_batch,
                 world_size=self.scaling.workers,
+                group=train.group,
             )
         routes = drop.planned(shape.layers, self.clock)
         with naming(drop.usual[0]):

@@ -136,6 +136,15 @@ class ScalingConfig:
             return max(segment.workers for segment in self.segments)
         return self.workers if self.max_workers is None else self.max_workers
 
+    def check_groups(self, size: int) -> None:
+        """Raises ValueError where workers are not in whole groups of `train.tensor_parallel` each."""
+        found = [("workers", self.workers), *(("segments.workers", segment.workers) for segment in self.segments)]
+        found += [("max_workers", self.most_workers)]
+        found += [("min_workers", self.min_workers)] if self.min_workers > 1 else []
+        for key, workers in found:
+            if workers % size:
+                raise ValueError(f"scaling.{key}: want a multiple of train.tensor_parallel={size}, got {workers}")
+
     def lead(self, plan: RunPlan) -> float:
         """Seconds before workers are due at which their nodes are asked for: `lead_s`, or what nodes take to come.
 

@@ -98,6 +98,9 @@ class TrainConfig:
     moments. Losses and weights are the same, bit for bit."""
     strategy: Literal["ddp", "fsdp", "deepspeed"] = "ddp"
     """How workers hold the model: all of it each, or shares. A run that goes on may do so under another strategy."""
+    tensor_parallel: int = 1
+    """Workers that train each micro batch together, every one with its share of the layers' heads and MLPs: a model of
+    kind gpt or bert. The workers are a multiple of it; a run that goes on may have another one."""
     zero_stage: Literal[1, 2, 3] | None = None
     """Of `strategy: deepspeed`: share out the optimizer state (1, the default), gradients too (2), weights too (3)."""
     profile: TracedSteps | None = None
@@ -108,6 +111,11 @@ class TrainConfig:
         """How workers share the model out."""
         stages: dict[int, Sharing] = {1: "zero_1", 2: "zero_2", 3: "zero_3"}
         return stages[self.zero_stage or 1] if self.strategy == "deepspeed" else self.strategy
+
+    @property
+    def group(self) -> int:
+        """Workers that train each micro batch together."""
+        return self.tensor_parallel
 
     @property
     def state_bytes(self) -> int:
@@ -139,6 +147,7 @@ class TrainConfig:
             limit=self.activation_limit,
             exact_bytes=exact,
             product_bytes=2 if self.precision == "bf16" else exact,
+            tensor_parallel=self.tensor_parallel,
             has_dropout=dropout > 0,
         )
         return MicroBatchGrowth(tokens=self.tokens_per_micro_batch, activations=activations)
@@ -167,6 +176,23 @@ class TrainConfig:
             raise ValueError(
                 "train.tokens_per_micro_batch: dropout is drawn for each micro batch, so losses would depend on the"
                 " number of workers; want model.dropout: 0, or leave it out"
+            )
+
+    def check_group(self, *, kind: str, heads: int, dropout: float) -> None:
+        """Raises ValueError where a model can't be trained by groups of workers."""
+        if self.group == 1:
+            return
+        if kind not in ("gpt", "bert"):
+            raise ValueError(f"train.tensor_parallel: want a model of kind gpt or bert to share out, got '{kind}'")
+        if heads % self.tensor_parallel:
+            raise ValueError(
+                f"model.heads: train.tensor_parallel={self.tensor_parallel} workers share the heads out evenly; want a"
+                f" multiple of it, got {heads}"
+            )
+        if dropout:
+            raise ValueError(
+                "train.tensor_parallel: workers that share a layer out would each draw dropout of their own; want"
+                f" model.dropout: 0, got {dropout:g}"
             )
 
     def check_activations(self, plan: RunPlan) -> None:
@@ -201,6 +227,7 @@ class TrainConfig:
                 f"optimizer: '{self.optimizer}' works with strategy {' and '.join(STRATEGIES_OF[self.optimizer])}, not"
                 f" '{self.strategy}', which wants adamw"
             )
+        self._check_tensor_parallel()
         if not 0 <= self.momentum < 1:
             raise ValueError(f"want 0 <= momentum < 1, got {self.momentum:g}")
         if self.optimizer_state == "bf16":
@@ -215,6 +242,23 @@ class TrainConfig:
             raise ValueError("want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"want 0 <= beta1, beta2 < 1, got {self.beta1}, {self.beta2}")
+
+    def _check_tensor_parallel(self) -> None:
+        size = self.tensor_parallel
+        if size < 1:
+            raise ValueError(f"want tensor_parallel of at least 1, got {size}")
+        if size == 1:
+            return
+        if self.strategy == "deepspeed":
+            raise ValueError(f"tensor_parallel: strategy 'deepspeed' has none; want ddp or fsdp with {size}, or 1")
+        if self.optimizer == "muon":
+            raise ValueError(
+                f"tensor_parallel: optimizer 'muon' needs each matrix whole; want adamw or sgd with {size}, or 1"
+            )
+        if self.compile:
+            raise ValueError(
+                f"compile: not with tensor_parallel={size}, whose exchanges break graphs; want false, or 1"
+            )
 
     def _check_bf16_state(self) -> None:
         if self.strategy == "deepspeed":

@@ -57,9 +57,7 @@ def check_room(config: ExperimentConfig) -> None:
 
 def legal_sizes(config: ExperimentConfig) -> list[int]:
     """Numbers of workers that a run with `mode: schedule` may have, rising."""
-    plan, scaling = config.fixed_plan, config.scaling
-    micro_batches = plan.batch.global_batch // plan.batch.micro_batch
-    return [size for size in range(scaling.min_workers, scaling.most_workers + 1) if micro_batches % size == 0]
+    return config.fixed_plan.batch.world_sizes(config.scaling.min_workers, config.scaling.most_workers)
 
 
 def resources_of(scaling: ScalingConfig) -> Resources:

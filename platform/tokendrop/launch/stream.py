@@ -58,7 +58,7 @@ class RankSamples:
         split = self.split
         micro_batches, place = np.divmod(numbers, split.micro_batch)
         steps, turn = np.divmod(micro_batches, split.accumulation)
-        number = self.rank + turn * split.world_size
+        number = split.replica(self.rank) + turn * split.replicas
         return (start + steps) * split.global_batch + number * split.micro_batch + place
 
 
@@ -88,7 +88,7 @@ class StreamedSamples:
         """The first position of the micro batch after the one that begins here."""
         split = self.samples.split
         step, place = divmod(position, split.global_batch)
-        turn = (place // split.micro_batch - self.samples.rank) // split.world_size
+        turn = (place // split.micro_batch - split.replica(self.samples.rank)) // split.replicas
         number = step * self.samples.per_step + (turn + 1) * split.micro_batch
         return int(self.samples.positions(0, np.array([number]))[0])
 

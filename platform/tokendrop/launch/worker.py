@@ -81,7 +81,8 @@ def run_worker(
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)
-    journal = Journal(spec.run, rank=rank, world_size=world_size, start=start, timings=timings, gather=gather_on_rank_0)
+    ranks = {"rank": rank, "world_size": world_size, "group": config.train.group}
+    journal = Journal(spec.run, **ranks, start=start, timings=timings, gather=gather_on_rank_0)
     components = TrainComponents(
         engine=engine,
         dropping=dropping,

@@ -26,18 +26,19 @@ class Attention(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
+        self.head_width = config.width // config.heads
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x_BSD: Tensor, mask_B11S: Tensor) -> Tensor:
-        batch, tokens, width = x_BSD.shape
+        batch, tokens, _ = x_BSD.shape
         q_BHSW, k_BHSW, v_BHSW = (
-            part_BSD.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
-            for part_BSD in self.qkv(x_BSD).split(width, dim=2)
+            part.view(batch, tokens, self.heads, self.head_width).transpose(1, 2)
+            for part in self.qkv(x_BSD).chunk(3, dim=2)
         )
         dropout = self.dropout if self.training else 0.0
         out_BHSW = masked_attention(q_BHSW, k_BHSW, v_BHSW, mask_B11S, dropout=dropout)
-        return self.out(out_BHSW.transpose(1, 2).reshape(batch, tokens, width))
+        return self.out(out_BHSW.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):

@@ -24,14 +24,15 @@ class Attention(nn.Module):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
+        self.head_width = config.width // config.heads
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x_BSD: Tensor, rotary: Rotary | None, bias_B1SS: Tensor | None = None) -> Tensor:
-        batch, tokens, width = x_BSD.shape
+        batch, tokens, _ = x_BSD.shape
         q_BHSW, k_BHSW, v_BHSW = (
-            part_BSD.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
-            for part_BSD in self.qkv(x_BSD).split(width, dim=2)
+            part.view(batch, tokens, self.heads, self.head_width).transpose(1, 2)
+            for part in self.qkv(x_BSD).chunk(3, dim=2)
         )
         if rotary is not None:
             q_BHSW, k_BHSW = rotate(q_BHSW, rotary), rotate(k_BHSW, rotary)
@@ -40,7 +41,7 @@ class Attention(nn.Module):
             out_BHSW = causal_attention(q_BHSW, k_BHSW, v_BHSW, dropout=dropout)
         else:
             out_BHSW = F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, attn_mask=bias_B1SS, dropout_p=dropout)
-        return self.out(out_BHSW.transpose(1, 2).reshape(batch, tokens, width))
+        return self.out(out_BHSW.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):

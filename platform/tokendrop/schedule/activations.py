@@ -19,6 +19,8 @@ class Activations:
     """Of a number between layers: autocast leaves them in the dtype of the weights."""
     product_bytes: int = 4
     """Of a number that matrix products read."""
+    tensor_parallel: int = 1
+    """Workers that share out a layer's heads and MLP."""
     has_dropout: bool = False
     """Whose masks take a byte each, as on GPUs; a CPU keeps more for it."""
 
@@ -56,12 +58,14 @@ class Activations:
 
         A layer keeps 8 times the width and twice the MLP's for each token: 34 bytes of the width in 16 bits, less the
         masks of dropout (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1). Two of the eight are what its norms
-        read, which autocast leaves as exact as the weights. Attention keeps no scores, as on GPUs; in bf16 a CPU
-        does. Embedding, last norm and head keep 4 times the width: the head's logits go by chunks.
+        read, which autocast leaves as exact as the weights; two more are what its matrices read, on every worker that
+        shares them. Attention keeps no scores, as on GPUs; in bf16 a CPU does. Embedding, last norm and head keep 4
+        times the width: the head's logits go by chunks.
         """
         work = list(work)
         exact = shape.width * self.exact_bytes
-        of_a_layer = 2 * exact + (6 * shape.width + 2 * shape.mlp_width) * self.product_bytes
+        shared = -(-(4 * shape.width + 2 * shape.mlp_width) // self.tensor_parallel)
+        of_a_layer = 2 * exact + (2 * shape.width + shared) * self.product_bytes
         of_a_layer += 2 * shape.width if self.has_dropout else 0
         outside = 4 * exact * sequences * (kept if shape.head_drops else shape.sequence_length)
         layer_tokens = sum(layers * some * tokens for layers, some, tokens in work)
@@ -76,7 +80,8 @@ class Activations:
         head = shape.vocab_size * shape.width * self.exact_bytes
         if self.product_bytes == self.exact_bytes:
             return head
-        return head + shape.layer_parameters * self.product_bytes // (shape.layers if again else 1)
+        layers = shape.layer_parameters // self.tensor_parallel
+        return head + layers * self.product_bytes // (shape.layers if again else 1)
 
 
 KEPT = Activations()

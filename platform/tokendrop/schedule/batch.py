@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplit:
-    """Global batch = world size x micro batch x accumulation, all in sequences.
+    """Global batch = replicas x micro batch x accumulation, all in sequences.
 
     Micro batches are numbered over the global batch, so what is in one does not depend on the world size.
     """
@@ -13,24 +13,44 @@ class BatchSplit:
     global_batch: int
     micro_batch: int
     world_size: int
+    group: int = 1
+    """Consecutive ranks that train the same micro batches together, each a part of the model or of the tokens."""
 
     def __post_init__(self) -> None:
-        if min(self.global_batch, self.micro_batch, self.world_size) < 1:
+        if min(self.global_batch, self.micro_batch, self.world_size, self.group) < 1:
             raise ValueError(f"want sizes of at least 1, got {self}")
-        if self.global_batch % (self.micro_batch * self.world_size):
+        if self.world_size % self.group:
+            raise ValueError(f"want workers in groups of {self.group}, got {self.world_size}")
+        if self.global_batch % (self.micro_batch * self.replicas):
+            what = "workers" if self.group == 1 else f"groups of {self.group} workers"
             raise ValueError(
                 f"global batch {self.global_batch} must be a multiple of micro batch {self.micro_batch}"
-                f" x {self.world_size} workers = {self.micro_batch * self.world_size}"
+                f" x {self.replicas} {what} = {self.micro_batch * self.replicas}"
             )
+
+    @property
+    def replicas(self) -> int:
+        """Groups of ranks, each of which trains on micro batches of its own."""
+        return self.world_size // self.group
+
+    def replica(self, rank: int) -> int:
+        """The number of a rank's group."""
+        return rank // self.group
 
     @property
     def accumulation(self) -> int:
         """Micro batches that each rank runs for one optimizer step."""
-        return self.global_batch // (self.micro_batch * self.world_size)
+        return self.global_batch // (self.micro_batch * self.replicas)
+
+    def world_sizes(self, least: int, most: int) -> list[int]:
+        """Numbers of workers, rising from at least `least` to at most `most`, that share the micro batches evenly."""
+        micro_batches = self.global_batch // self.micro_batch
+        replicas = range(max(1, -(-least // self.group)), min(most // self.group, micro_batches) + 1)
+        return [some * self.group for some in replicas if micro_batches % some == 0]
 
     def micro_batches(self, rank: int) -> range:
         """Numbers, within the global batch, of the micro batches that `rank` runs."""
-        return range(rank, self.global_batch // self.micro_batch, self.world_size)
+        return range(self.replica(rank), self.global_batch // self.micro_batch, self.replicas)
 
     def merged(self, most: int) -> "BatchSplit":
         """The same global batch with as many of each rank's micro batches run as one as `most` sequences hold.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
-from tokendrop.schedule.traffic import Passes, Sharing, traffic
+from tokendrop.schedule.traffic import ALONE, GroupShare, Passes, Sharing, traffic
 
 STATE_BYTES = 12
 """Of one parameter in a checkpoint: the weight and AdamW's two moments, float32."""
@@ -170,21 +170,33 @@ class DeviceProfile:
             ],
         )
 
-    def step_s(self, shape: ModelShape, *, flops: float, batch: BatchSplit, sharing: Sharing = "ddp") -> float:
+    def step_s(
+        self,
+        shape: ModelShape,
+        *,
+        flops: float,
+        batch: BatchSplit,
+        sharing: Sharing = "ddp",
+        share: GroupShare = ALONE,
+    ) -> float:
         """Seconds of one optimizer step: micro batches, what they wait for of the traffic between workers, AdamW.
 
         Args:
             flops: of one sequence, as of `flops_per_s`.
+            share: of each worker in what its group trains together; nothing of what that sends is hidden.
         """
         speed = self.flops_per_s(shape, flops=flops, micro_batch=batch.micro_batch)
         slowdown = self.slowdown(batch.world_size)
-        micro_s = slowdown * batch.micro_batch * flops / speed
+        micro_s = slowdown * batch.micro_batch * flops * share.work / speed
         forward_s, backward_s = (1 - _BACKWARD) * micro_s, _BACKWARD * micro_s
-        sent, workers = traffic(shape, sharing), batch.world_size
-        each_s = self._waited_s(sent.forward, workers, forward_s) + self._waited_s(sent.backward, workers, backward_s)
+        sent, workers, rings = traffic(shape, sharing, share), batch.world_size, share.size if share.shares_model else 1
+        backward_waits_s = self._waited_s(sent.backward, workers, rings, backward_s)
+        each_s = self._waited_s(sent.forward, workers, rings, forward_s) + backward_waits_s
+        each_s += self.exchange_s(share.passes * batch.micro_batch, share.size)
         last = sent.backward + sent.last_backward
-        last_s = self._waited_s(last, workers, backward_s) - self._waited_s(sent.backward, workers, backward_s)
-        update_s = slowdown * shape.parameters * self.update_s_per_parameter + self.exchange_s(sent.update, workers)
+        last_s = self._waited_s(last, workers, rings, backward_s) - backward_waits_s
+        update_s = slowdown * share.parameters(shape) * self.update_s_per_parameter
+        update_s += self.exchange_s(sent.update, workers, rings)
         return batch.accumulation * (micro_s + each_s) + last_s + update_s
 
     def slowdown(self, world_size: int) -> float:
@@ -193,14 +205,19 @@ class DeviceProfile:
         filled = min(world_size - 1, others) / others if others else 0.0
         return 1 + (self.full_node_slowdown - 1) * filled
 
-    def _waited_s(self, passes: Passes, world_size: int, compute_s: float) -> float:
+    def _waited_s(self, passes: Passes, world_size: int, rings: int, compute_s: float) -> float:
         """What is left of an exchange after the share of a computation that hides it."""
-        return max(0.0, self.exchange_s(passes, world_size) - self.overlap * compute_s)
+        return max(0.0, self.exchange_s(passes, world_size, rings) - self.overlap * compute_s)
 
-    def exchange_s(self, passes: Passes, world_size: int) -> float:
-        """Seconds of rounds over all workers: rings within nodes, then between them, each node filled first."""
+    def exchange_s(self, passes: Passes, world_size: int, rings: int = 1) -> float:
+        """Seconds of rounds over all workers: rings within nodes, then between them, each node filled first.
+
+        Args:
+            rings: into which the workers fall, neighbours into one each; between nodes they share the link.
+        """
         inside, nodes = min(world_size, self.devices_per_node), ceil(world_size / self.devices_per_node)
-        return self.within_node.ring_s(passes, inside) + self.between_nodes.ring_s(passes, nodes)
+        within_s = self.within_node.ring_s(passes, max(1, inside // rings))
+        return within_s + self.between_nodes.ring_s(passes * rings, nodes)
 
     def pause_s(
         self,

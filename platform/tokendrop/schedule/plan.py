@@ -13,7 +13,7 @@ from tokendrop.schedule.device import STATE_BYTES
 from tokendrop.schedule.learning_rate import Decay, LearningRate
 from tokendrop.schedule.micro_batch import NO_GROWTH, MicroBatchGrowth
 from tokendrop.schedule.routes import Counts, Routes, RouteSchedule, stages
-from tokendrop.schedule.traffic import Sharing
+from tokendrop.schedule.traffic import GroupShare, Sharing, tensor_parallel
 
 LrClock = Literal["step", "layer_token"]
 """What the learning rate counts."""
@@ -121,6 +121,12 @@ class RunPlan:
     def split(self, segment: Segment, workers: int) -> BatchSplit:
         """How so many workers share out the global batch in the steps of a segment."""
         return replace(self.batch, world_size=workers).merged(segment.most_sequences)
+
+    def share(self, segment: Segment) -> GroupShare:
+        """What each worker of a group has of a micro batch in a segment."""
+        sequences, kept = self.batch.global_batch, segment.kept_length
+        tokens, flops = segment.layer_tokens_per_step // sequences, segment.flops_per_step / sequences
+        return tensor_parallel(self.batch.group, self.shape, layer_tokens=tokens, flops=flops, kept=kept)
 
     def at(self, step: int) -> Segment:
         """The segment that holds `step`.

@@ -141,7 +141,8 @@ def step_s(plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int
     """Seconds of one step of a segment on so many workers."""
     flops = segment.flops_per_step / plan.batch.global_batch
     batch = plan.split(segment, workers)
-    return profile.step_s(plan.shape, flops=flops, batch=batch, sharing=plan.sharing)
+    share = plan.share(segment)
+    return profile.step_s(plan.shape, flops=flops, batch=batch, sharing=plan.sharing, share=share)
 
 
 def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> float:
@@ -210,16 +211,15 @@ def legal_sizes(plan: RunPlan, objective: ScalingObjective) -> list[int]:
     Raises:
         ValueError: there is none between the objective's bounds.
     """
-    micro_batches = plan.batch.global_batch // plan.batch.micro_batch
-    most = min(objective.max_workers, micro_batches)
-    legal = [size for size in range(objective.min_workers, most + 1) if micro_batches % size == 0]
+    batch, least, most = plan.batch, objective.min_workers, objective.max_workers
+    legal = batch.world_sizes(least, most)
     if not legal:
-        fits = next(
-            size for size in range(min(objective.min_workers, micro_batches), 0, -1) if micro_batches % size == 0
-        )
+        smaller = batch.world_sizes(1, least)
+        groups = f", in groups of {batch.group}," if batch.group > 1 else ""
+        next_one = f"the next one below is {smaller[-1]}" if smaller else f"want at least {batch.group}"
         raise ValueError(
-            f"no number of workers from {objective.min_workers} to {objective.max_workers} divides the"
-            f" {micro_batches} micro batches of a step; the next one below is {fits}"
+            f"no number of workers from {least} to {most}{groups} divides the"
+            f" {batch.global_batch // batch.micro_batch} micro batches of a step; {next_one}"
         )
     return legal
 

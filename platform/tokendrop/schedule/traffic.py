@@ -57,15 +57,59 @@ class Traffic:
         return (self.forward + self.backward) * accumulation + self.last_backward + self.update
 
 
-def traffic(shape: ModelShape, sharing: Sharing) -> Traffic:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShare:
+    """What each worker of a group does of a micro batch that they train together, and what they send each other."""
+
+    size: int = 1
+    """Workers of a group."""
+    work: float = 1.0
+    """Share of a micro batch's FLOPs that each of them has."""
+    passes: Passes = Passes()
+    """Within the group, for each sequence; forward and backward together."""
+    shares_model: bool = False
+    """Whether each holds its share of the layers' matrices alone, the optimizer's state of them too."""
+
+    def parameters(self, shape: ModelShape) -> int:
+        """Parameters that each of them holds, before `Sharing`."""
+        return shape.parameters - (shape.layer_parameters - self.layer_parameters(shape))
+
+    def layer_parameters(self, shape: ModelShape) -> int:
+        """Those of the layers alone."""
+        return shape.layer_parameters // (self.size if self.shares_model else 1)
+
+
+ALONE = GroupShare()
+"""Every worker trains its micro batches by itself."""
+
+
+def tensor_parallel(size: int, shape: ModelShape, *, layer_tokens: int, flops: float, kept: int) -> GroupShare:
+    """Layers whose heads and MLP are shared out (Shoeybi et al. 2019, arXiv:1909.08053); the head is everybody's.
+
+    Attention and MLP are an all-reduce each of a layer's tokens, forward and backward.
+
+    Args:
+        layer_tokens: of one sequence, over all layers.
+        flops: of one sequence.
+        kept: tokens that reach the head where dropped ones do not.
+    """
+    if size == 1:
+        return ALONE
+    head = shape.flops_of((), sequences=1, kept=kept)
+    summed = 2 * 2 * 2 * layer_tokens * shape.width * _VALUE_BYTES
+    passes = Passes(summed=summed, messages=2 * 2 * 2 * shape.layers)
+    return GroupShare(size=size, work=(head + (flops - head) / size) / flops, passes=passes, shares_model=True)
+
+
+def traffic(shape: ModelShape, sharing: Sharing, share: GroupShare = ALONE) -> Traffic:
     """What a step sends, as torch's DDP and FSDP2 and as DeepSpeed do it with this project's settings.
 
     FSDP gathers each layer in the forward and again in the backward pass, what is outside of the layers once, and sums
     gradients after every micro batch. ZeRO-1 and 2 all-reduce gradients, after the last and after every micro batch,
     and gather the updated weights. ZeRO-3 gathers weights as FSDP does, but keeps those of smaller models for the
-    backward pass.
+    backward pass. What groups of workers send each other beside that is in `share`.
     """
-    size, in_layers = shape.parameters * _VALUE_BYTES, shape.layer_parameters * _VALUE_BYTES
+    size, in_layers = share.parameters(shape) * _VALUE_BYTES, share.layer_parameters(shape) * _VALUE_BYTES
     all_reduce, gather = Passes(summed=2 * size, messages=2), Passes(gathered=size, messages=1)
     if sharing == "ddp":
         return Traffic(last_backward=all_reduce)

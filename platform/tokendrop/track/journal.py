@@ -36,17 +36,19 @@ class Journal:
         rank: int,
         world_size: int,
         start: int,
+        group: int = 1,
         timings: Sequence[tuple[str, float]] = (),
         gather: Callable[[pa.Table], Sequence[pa.Table]] = lambda own: [own],
     ) -> None:
         """
         Args:
+            group: ranks that train on the same samples, the first of which writes them down.
             timings: what these workers went through before their first step, in order, each with the time at its end.
             gather: called by all ranks at once; returns on rank 0 what all of them gave, and nothing on the others.
                 Without it each rank writes a ledger of its own.
         """
         self.folder, self.rank, self.world_size, self.start, self.timings = folder, rank, world_size, start, timings
-        self.gather = gather
+        self.gather, self.group = gather, group
         self._paused: dict[str, Any] | None = None
         self._reports: list[StepReport] = []
         self._steps: list[int] = []
@@ -71,12 +73,12 @@ class Journal:
         if self.rank == 0:
             self._reports.append(report)
         self._steps.append(report.step)
-        self._samples.append(list(sample_ids))
+        self._samples.append(list(sample_ids) if self.rank % self.group == 0 else [])
         if self._paused is not None:
             self._tell(self._resize(self._paused, time.time()))
             self._paused = None
         self._tell(asdict(report))
-        self._held += len(sample_ids) * self.world_size
+        self._held += len(sample_ids) * self.world_size // self.group
         if self._held >= _MOST_SAMPLES:  # ranks have as many each, so all of them come here at the same step
             self._write(report.step)
 

@@ -42,8 +42,8 @@ class MicroBatches(Generic[AnyBatch]):
             validation: ids and rows of all held-out samples that are to be read, on every rank the same.
         """
         self.make, self.split, self.rank = make, split, rank
-        sizes = {"micro_batch": split.micro_batch, "world_size": split.world_size}
-        self.held_out = HeldOutBatches(make, *validation, **sizes, rank=rank, device=device)
+        sizes = {"micro_batch": split.micro_batch, "world_size": split.replicas, "rank": split.replica(rank)}
+        self.held_out = HeldOutBatches(make, *validation, **sizes, device=device)
         self._copies = CopyStream(device) if device.type == "cuda" else None
         self._ahead = Prefetcher(partial(_read, make, train, split, self._copies))
 

@@ -56,11 +56,15 @@ class Engine:
         """Clip, update, forget the gradients; the gradient norm before clipping."""
         with self.label("optimizer"):
             self.set_lr(lr)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_grad_norm)
+            norm = self.clip(max_grad_norm)
             for optimizer in self.optimizers:
                 optimizer.step()
             self.zero_grad()
         return norm
+
+    def clip(self, max_grad_norm: float) -> Tensor:
+        """Scale all gradients down to a norm of at most that; their norm before."""
+        return nn.utils.clip_grad_norm_(self.model.parameters(), max_grad_norm)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all parameters."""
@@ -109,10 +113,14 @@ class Engine:
         """Go on from a checkpoint of any strategy and world size; before the first step, and on all workers."""
         model, optimizer = get_state_dict(self.model, self.optimizers)
         state: dict[str, Any] = {"model": model, "optimizer": {"state": optimizer["state"]}}
-        load_into(state, reader)
+        self.read(state, reader)
         set_state_dict(
             self.model,
             self.optimizers,
             model_state_dict=state["model"],
             optim_state_dict={**optimizer, **state["optimizer"]},
         )
+
+    def read(self, state: dict[str, Any], reader: CheckpointReader) -> None:
+        """Read into what `state` gives, in place."""
+        load_into(state, reader)

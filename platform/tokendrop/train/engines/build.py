@@ -9,6 +9,7 @@ from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
 from tokendrop.train.engines.fsdp import FsdpEngine
+from tokendrop.train.engines.tensor_parallel import TensorParallelEngine
 from tokendrop.train.fp8 import check_fp8_installed
 from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.task import LossFunction
@@ -26,6 +27,8 @@ def apply_strategy(
 ) -> Engine:
     """The engine of a job's strategy; one worker alone has nothing to share, and runs the plain model."""
     shares = dist.is_initialized() and dist.get_world_size() > 1
+    if shares and training.tensor_parallel > 1:
+        return TensorParallelEngine(model, layers, training, dtype, loss=loss)
     if shares and training.strategy == "fsdp":
         return FsdpEngine(model, layers, training, dtype, loss=loss)
     optimizers = build_optimizers(model, training)

@@ -1,0 +1,130 @@
+"""Tensor parallel: groups of workers share layers out, and their replicas share by DDP or FSDP what each worker has."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from tokendrop.config.train import TrainConfig
+from tokendrop.models.batch import Batch
+from tokendrop.models.shared_layers import QKV, by_kind, by_worker, share_layers
+from tokendrop.train.engines.base import Engine
+from tokendrop.train.engines.fsdp import shard
+from tokendrop.train.optimizer import build_optimizers
+from tokendrop.train.reader import CheckpointReader
+from tokendrop.train.task import Loss, LossFunction
+
+# a matrix that both a group and FSDP share out is gathered in two turns, of which torch warns in every run
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+
+
+class TensorParallelEngine(Engine):
+    """`Engine` by torch's `parallelize_module` within a group, and by FSDP2 over the replicas.
+
+    Under `ddp` FSDP2 has shards of one worker each, whose gradients it averages after the last micro batch. Embeddings,
+    norms and the head are whole on all workers of a group, which compute the same there, gradients too.
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: nn.ModuleList, training: TrainConfig, dtype: torch.dtype, *, loss: LossFunction
+    ) -> None:
+        self.group = training.tensor_parallel
+        self.world = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+        shard_groups(model, layers, training)
+        super().__init__(model, build_optimizers(model, training), dtype, loss=loss)
+        self.sums_at_end = training.strategy == "ddp"
+
+    def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
+        assert isinstance(self.model, FSDPModule)
+        # of a share of nothing, as a warm-up has it, nothing may be held back until the last micro batch
+        self.model.set_requires_gradient_sync(last_micro_batch or not self.sums_at_end or share == 0)
+        return super().forward_backward(batch, share=share, last_micro_batch=last_micro_batch)
+
+    def clip(self, max_grad_norm: float) -> Tensor:
+        """As any engine's; each worker adds up what it holds, what others hold too by its share of it."""
+        held = defaultdict[int, list[Tensor]](list)
+        meshes = defaultdict[DeviceMesh, list[nn.Parameter]](list)
+        for parameter in self.model.parameters():
+            if parameter.grad is None:
+                continue
+            gradient = parameter.grad
+            assert isinstance(gradient, DTensor)
+            held[_holders(gradient)].append(gradient.to_local())
+            meshes[gradient.device_mesh].append(parameter)
+        squares = torch.stack([nn.utils.get_total_norm(some) ** 2 / holders for holders, some in held.items()]).sum()
+        self.add_up(squares)
+        norm = squares.sqrt()
+        for parameters in meshes.values():  # torch takes those of one mesh at a time
+            nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        return norm
+
+    def state(self) -> dict[str, Any]:
+        return _with_qkv(super().state(), self._in_plain_order)
+
+    def read(self, state: dict[str, Any], reader: CheckpointReader) -> None:
+        plain = _with_qkv(state, self._in_plain_order)
+        super().read(plain, reader)
+        for own, read in zip(_qkv(state), _qkv(plain), strict=True):
+            own.to_local().copy_(self._in_group_order(read, own))
+
+    def _in_plain_order(self, rows: DTensor) -> DTensor:
+        """What checkpoints hold, and each worker a share of."""
+        whole = by_kind(rows.full_tensor(), self.group)
+        return distribute_tensor(whole, self.world, [Shard(0)], src_data_rank=None)
+
+    def _in_group_order(self, plain: DTensor, like: DTensor) -> Tensor:
+        """What this worker holds of rows in plain order."""
+        mesh = like.device_mesh
+        whole = DTensor.from_local(by_worker(plain.full_tensor(), self.group), mesh, [Replicate()] * mesh.ndim)
+        return whole.redistribute(placements=like.placements).to_local()
+
+
+def shard_groups(model: nn.Module, layers: nn.ModuleList, training: TrainConfig) -> None:
+    """Share layers out within groups of neighbours, and all of it over the groups, in place."""
+    device, group = next(model.parameters()).device.type, training.tensor_parallel
+    replicas = dist.get_world_size() // group
+    if training.strategy == "ddp":
+        mesh = init_device_mesh(device, (replicas, 1, group), mesh_dim_names=("replicas", "shards", "group"))
+        over = mesh["replicas", "shards"]
+    else:
+        mesh = init_device_mesh(device, (replicas, group), mesh_dim_names=("shards", "group"))
+        over = mesh["shards"]
+    share_layers(layers, mesh["group"])
+    shard(model, layers, over)
+
+
+def _holders(parameter: DTensor) -> int:
+    """Workers that hold the same part of a parameter."""
+    mesh = parameter.device_mesh
+    parts = prod(mesh.size(dim) for dim, placed in enumerate(parameter.placements) if not placed.is_replicate())
+    return dist.get_world_size() // parts
+
+
+def _qkv(state: Mapping[str, Any]) -> list[DTensor]:
+    """The weights of queries, keys and values in the state of an engine, and what its optimizers keep of them."""
+    weights = [tensor for name, tensor in state["model"].items() if QKV in name]
+    kept = [one for name, some in state["optimizer"]["state"].items() if QKV in name for one in some.values()]
+    return [tensor for tensor in (*weights, *kept) if isinstance(tensor, DTensor)]
+
+
+def _with_qkv(state: Mapping[str, Any], change: Callable[[DTensor], DTensor]) -> dict[str, Any]:
+    """The same state with each of these changed."""
+
+    def changed(name: str, tensor: Any) -> Any:
+        return change(tensor) if QKV in name and isinstance(tensor, DTensor) else tensor
+
+    moments = state["optimizer"]["state"]
+    return {
+        "model": {name: changed(name, tensor) for name, tensor in state["model"].items()},
+        "optimizer": {
+            "state": {name: {key: changed(name, one) for key, one in some.items()} for name, some in moments.items()}
+        },
+    }

@@ -1,0 +1,96 @@
+"""A layer that a group of workers shares out is the plain layer: outputs and gradients."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from groups import together
+from tiny import assert_same, gpt_config
+from tokendrop.config.model import BertConfig
+from tokendrop.errors import UserError
+from tokendrop.models import bert, gpt
+from tokendrop.models.layer import Layer, recompute_layers
+from tokendrop.models.shared_layers import QKV, by_kind, by_worker, share_layers
+
+WIDTH, FLOAT64 = 24, 1e-12
+SHARING = {"heads": share_layers}
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
+def test_rows_by_worker_are_those_of_its_heads_and_go_back(workers: int, heads: int, width: int) -> None:
+    rows = torch.arange(3 * workers * heads * width)
+    ordered = by_worker(rows, workers)
+    assert torch.equal(by_kind(ordered, workers), rows)
+    for number, own in enumerate(ordered.chunk(workers)):
+        of_kinds = [kind.chunk(workers)[number] for kind in rows.chunk(3)]
+        assert torch.equal(own, torch.cat(of_kinds))
+
+
+def layers(kind: str) -> nn.ModuleList:
+    """One layer of random weights, the same at every call."""
+    torch.manual_seed(7)
+    if kind == "gpt":
+        made: Layer = gpt.Block(gpt_config(width=WIDTH, heads=4))
+    else:
+        norm = "pre" if kind == "pre-LN" else "post"
+        made = bert.Block(BertConfig(layers=1, width=WIDTH, heads=4, sequence_length=16, vocab_size=50, norm=norm))
+    return nn.ModuleList([made.double()])
+
+
+def outputs(some: nn.ModuleList, kind: str, tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the layer makes of so many tokens, and gradients of it, of the input too, as each worker has them."""
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(2, tokens, WIDTH, dtype=torch.float64, generator=generator, requires_grad=True)
+    weights = torch.randn(2, tokens, WIDTH, dtype=torch.float64, generator=generator)
+    some.zero_grad()
+    if kind == "gpt":
+        positions = torch.randperm(16, generator=generator)[:tokens].sort().values
+        angles = [one[:, positions].expand(2, -1, -1) for one in gpt.rotary_angles(16, WIDTH // 4, x)]
+        out = some[0](x, tuple(angles))
+    else:
+        mask = torch.rand(2, 1, 1, tokens, generator=generator) > 0.2
+        out = some[0](x, mask)
+    (out * weights).sum().backward()
+    assert x.grad is not None
+    return out.detach(), {"x": x.grad} | {name: whole(p.grad) for name, p in some.named_parameters()}
+
+
+def whole(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+def compare(shared: str) -> None:
+    """In every worker of a group."""
+    size = dist.get_world_size()
+    group = init_device_mesh("cpu", (size,))
+    for kind in ("gpt", "post-LN", "pre-LN"):
+        ours, plain = layers(kind), layers(kind)
+        recompute_layers(ours, again=kind == "pre-LN")
+        SHARING[shared](ours, group)
+        for tokens in (1, 5, 8, 13):
+            (out, found), (expected, of_plain) = outputs(ours, kind, tokens), outputs(plain, kind, tokens)
+            torch.testing.assert_close(out, expected, rtol=FLOAT64, atol=FLOAT64)
+            for name, gradient in found.items():
+                if QKV in f".{name}":
+                    found[name] = by_kind(gradient, size)
+            assert_same(found, of_plain, tolerance=FLOAT64)
+
+
+@pytest.mark.parametrize("shared", SHARING)
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_shared_layer_is_the_plain_one(workers: int, shared: str) -> None:
+    together(workers, compare, shared)
+
+
+@pytest.mark.parametrize("share", SHARING.values())
+def test_layers_of_others_are_refused(share: Callable[..., None]) -> None:
+    with pytest.raises(UserError, match=r"_parallel: want the layers of our GPT or BERT .*, got Linear"):
+        share(nn.ModuleList([nn.Linear(2, 2)]), None)
