@@ -22,7 +22,8 @@ def job(tmp_path: Path) -> Path:
 
 def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path, capsys) -> None:
     out = tmp_path / "here.yaml"
-    two = "scaling={mode: schedule, profile: h200-8, max_workers: 2, cpus_per_worker: 1}"  # which is how many share a node's memory here
+    # which is how many share a node's memory here
+    two = "scaling={mode: schedule, profile: h200-8, max_workers: 2, cpus_per_worker: 1}"
     main(["profile", str(job), two, "--out", str(out), "--rounds", "1", "--json"])
     result = json.loads(capsys.readouterr().out)
 
