@@ -31,7 +31,7 @@ def ended(folder: Path, losses: list[list[float | None]], **keys: Any) -> tuple[
     sweep, trials = load_sweep(path), trials_of(path)
     progress = Progress(sweep, trials, SweepRecord(folder, sweep.name))
     for trial in trials:
-        loss = losses[rates.index(dict(trial.point)["train.peak_lr"])][trial.config.seed - 1234]
+        loss = losses[rates.index(trial.config.train.peak_lr)][trial.config.seed - 1234]
         if loss is not None:
             progress.finish(trial.run, {"val_loss": loss, **COSTS})
     arms = arms_of(sweep, trials, progress.summaries)

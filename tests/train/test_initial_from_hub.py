@@ -17,8 +17,14 @@ from transformers import BertConfig, BertForPreTraining, BertForSequenceClassifi
 from hub import hub
 
 ROOT = Path(__file__).parents[2]
-BERT = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50}
-VIT = {"img_size": 12, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+BERT: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 50,
+}
+VIT: dict[str, Any] = {"img_size": 12, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 KINDS = {"owner/gpt2": "gpt", "owner/bert": "bert", "owner/classifier": "bert", "owner/vit": "vit"}
 """The models of the hub, with the kinds of the jobs that begin with them."""
 _WANTED = "want a run, a checkpoint, or a"
@@ -70,7 +76,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     GPT2LMHeadModel(gpt2).save_pretrained(folder / "owner" / "gpt2")
     BertForPreTraining(BertConfig(**BERT)).save_pretrained(folder / "owner" / "bert")
     (folder / "owner" / "bert" / "vocab.txt").write_text("[PAD]\n")
-    BertForSequenceClassification(BertConfig(**BERT, num_labels=3)).save_pretrained(folder / "owner" / "classifier")
+    BertForSequenceClassification(BertConfig(**{**BERT, "num_labels": 3})).save_pretrained(
+        folder / "owner" / "classifier"
+    )
     (folder / "owner" / "classifier" / "tokenizer.json").write_text("{}")
     for name in ("vit", "no-weights-vit"):
         vit: Any = timm.create_model("vit_base_patch16_224", **VIT)

@@ -63,7 +63,7 @@ def _arm(sweep: SweepConfig, trials: Sequence[Trial], summaries: Mapping[str, Ma
 
 def best_of(sweep: SweepConfig, arms: Sequence[Arm]) -> Arm | None:
     """The best of the arms whose seeds have all ended well."""
-    compared = {arm.value: arm for arm in reversed(arms) if arm.is_compared}
+    compared = {arm.value: arm for arm in reversed(arms) if arm.is_compared and arm.value is not None}
     if not compared:
         return None
     return compared[(min if sweep.lower_is_better else max)(compared)]
