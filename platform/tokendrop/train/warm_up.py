@@ -41,10 +41,11 @@ def warm_up(config: ExperimentConfig, components: TrainComponents, *, start: int
             recompute_layers(engine.model, again=segment.recomputes)
             # no share of the loss: what a strategy may hold on to beside the gradients is zero too
             engine.forward_backward(batch, share=0.0, last_micro_batch=False)
+        # before FSDP gathers weights for an evaluation, after which it would be the gathered ones' that are forgotten
+        engine.model.zero_grad(set_to_none=True)
         held_out = components.batches.validation()
         for place in sorted({0, len(held_out) - 1}):  # the last batch may be a smaller one
             engine.evaluate(held_out[place][0])
-    engine.model.zero_grad(set_to_none=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
