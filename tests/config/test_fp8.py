@@ -27,6 +27,10 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
         {"train__tensor_parallel": 2, "scaling__workers": 2, "train__micro_batch": 2},
         "train.fp8: not with train.tensor_parallel=2, .* want 1, or no fp8",
     ),
+    "context parallel": (
+        {"train__context_parallel": 2, "scaling__workers": 2, "train__micro_batch": 2},
+        "train.fp8: not with train.context_parallel=2, .* want 1, or no fp8",
+    ),
     "layer dropout": (
         {"drop": {"method": "layer_dropout", "keep": 0.5}},
         "train.fp8: method 'layer_dropout' may leave a layer no sequence at all, .* want another drop.method",

@@ -16,7 +16,7 @@ from tokendrop.schedule.device import Link
 from tokendrop.schedule.scaling import ScalingObjective, legal_sizes, step_s
 from tokendrop.study.identity import settings_of
 
-KEYS = ["tensor_parallel"]
+KEYS = ["tensor_parallel", "context_parallel"]
 FREE = Link(bytes_per_s=1e30, latency_s=0.0)
 SHAPE = MEASURED.speeds[0].shape
 
@@ -117,6 +117,7 @@ MISTAKES = {
     "graphs": ({"train__compile": True}, r"compile: not with {key}=2"),
 }
 OF_TENSORS = {
+    "both": ({"train__context_parallel": 2}, r"context_parallel: not beside tensor_parallel; .* got 2 and 2"),
     "heads": ({"model__heads": 1}, r"model\.heads: train\.tensor_parallel=2 .*; want a multiple of it, got 1"),
     "ZeRO": (
         {"train__strategy": "deepspeed", "train__precision": "fp32"},

@@ -1,4 +1,4 @@
-"""A layer that a group of workers shares out is the plain layer: outputs and gradients."""
+"""A layer that a group of workers shares out, its heads or its tokens, is the plain layer: outputs and gradients."""
 
 from collections.abc import Callable
 
@@ -18,9 +18,10 @@ from tokendrop.errors import UserError
 from tokendrop.models import bert, gpt
 from tokendrop.models.layer import Layer, recompute_layers
 from tokendrop.models.shared_layers import QKV, by_kind, by_worker, share_layers
+from tokendrop.models.shared_tokens import share_tokens
 
 WIDTH, FLOAT64 = 24, 1e-12
-SHARING = {"heads": share_layers}
+SHARING = {"heads": share_layers, "tokens": share_tokens}
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
@@ -79,7 +80,9 @@ def compare(shared: str) -> None:
             (out, found), (expected, of_plain) = outputs(ours, kind, tokens), outputs(plain, kind, tokens)
             torch.testing.assert_close(out, expected, rtol=FLOAT64, atol=FLOAT64)
             for name, gradient in found.items():
-                if QKV in f".{name}":
+                if shared == "tokens":  # of each worker's own part of the loss
+                    dist.all_reduce(gradient.div_(size))
+                elif QKV in f".{name}":
                     found[name] = by_kind(gradient, size)
             assert_same(found, of_plain, tolerance=FLOAT64)
 

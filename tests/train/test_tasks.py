@@ -43,15 +43,16 @@ WAYS: dict[str, list[tuple[int, ...]]] = {
     "resized": [(1, 2, 1, GROWN), (2, 4, 1, GROWN), (4, 6, 2)],
     "killed": [(1, 3, 1), (1, 6, 1)],
     "tensor parallel": [(2, 2, 1), (4, 5, 2), (1, 6, 4)],
+    "context parallel": [(2, 2, 1), (4, 5, 2), (1, 6, 4)],
 }
 """Workers, the step that they train to, and sizes of micro batches, one leg after the other."""
-GROUPS = {"tensor parallel": {"tensor_parallel": 2}}
+GROUPS = {"tensor parallel": {"tensor_parallel": 2}, "context parallel": {"context_parallel": 2}}
 """How workers train a micro batch together, by way."""
 
 
 def runs_in(case: str, way: str) -> bool:
     """Whether a case is trained in a way."""
-    return way not in GROUPS or case in IN_GROUPS
+    return way not in GROUPS or case in IN_GROUPS or (case == "ZeRO 3" and way == "context parallel")
 
 
 def train_until(config: ExperimentConfig, data: Path, run: Path, stop: int) -> None:

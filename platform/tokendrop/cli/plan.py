@@ -184,10 +184,10 @@ def _scaling_facts(
 
 def _groups(plan: RunPlan) -> str:
     """How workers train a micro batch together, and what each sends the others of its group."""
-    segment = plan.segments[-1]
+    segment, what = plan.segments[-1], "heads and MLPs" if plan.shared == "layers" else "each layer's tokens"
     sent = plan.share(segment).passes.bytes * segment.micro_batch * (plan.batch.group - 1) / plan.batch.group
     return (
-        f"of {plan.batch.group} workers, which share out heads and MLPs; each sends {count(int(sent))}B for a micro"
+        f"of {plan.batch.group} workers, which share out {what}; each sends {count(int(sent))}B for a micro"
         f" batch of {segment.micro_batch} x {segment.kept_length} tokens"
     )
 

@@ -218,7 +218,7 @@ class ExperimentConfig:
     def fixed_plan(self) -> RunPlan:
         """The same run on `scaling.workers` at every step."""
         self.train.check_group(kind=self.model.kind, heads=self.model.heads, dropout=self.model.dropout)
-        self.scaling.check_groups(self.train.group)
+        self.scaling.check_groups(self.train.group, key=self.train.group_key)
         if not any(self.decided.values()):
             return self._fixed_plan(self.drop)
         undecided = self.drop.with_decided(dict.fromkeys(self.decided, ()))
@@ -263,4 +263,4 @@ class ExperimentConfig:
                 growth=train.growth(dropout=self.model.dropout),
                 lr_layer_tokens=lr_layer_tokens,
             )
-        return replace(plan, state_bytes=train.state_bytes)
+        return replace(plan, state_bytes=train.state_bytes, shared=train.shared)

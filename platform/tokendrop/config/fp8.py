@@ -23,10 +23,10 @@ def check_fp8(train: TrainConfig, *, width: int, method: DropMethod) -> None:
         )
     if train.strategy == "deepspeed":
         raise ValueError("train.fp8: not with strategy 'deepspeed'; want train.strategy ddp or fsdp")
-    if train.tensor_parallel > 1:
+    if train.group > 1:
         raise ValueError(
-            f"train.fp8: not with train.tensor_parallel={train.tensor_parallel}, whose workers would scale parts of a"
-            " tensor apart; want 1, or no fp8"
+            f"train.fp8: not with train.{train.group_key}={train.group}, whose workers would scale parts of a tensor"
+            " apart; want 1, or no fp8"
         )
     if method.counts != "tokens":
         raise ValueError(

@@ -136,14 +136,14 @@ class ScalingConfig:
             return max(segment.workers for segment in self.segments)
         return self.workers if self.max_workers is None else self.max_workers
 
-    def check_groups(self, size: int) -> None:
-        """Raises ValueError where workers are not in whole groups of `train.tensor_parallel` each."""
+    def check_groups(self, size: int, *, key: str) -> None:
+        """Raises ValueError where workers are not in whole groups of so many, as `train.KEY` says."""
         found = [("workers", self.workers), *(("segments.workers", segment.workers) for segment in self.segments)]
         found += [("max_workers", self.most_workers)]
         found += [("min_workers", self.min_workers)] if self.min_workers > 1 else []
-        for key, workers in found:
+        for name, workers in found:
             if workers % size:
-                raise ValueError(f"scaling.{key}: want a multiple of train.tensor_parallel={size}, got {workers}")
+                raise ValueError(f"scaling.{name}: want a multiple of train.{key}={size}, got {workers}")
 
     def lead(self, plan: RunPlan) -> float:
         """Seconds before workers are due at which their nodes are asked for: `lead_s`, or what nodes take to come.

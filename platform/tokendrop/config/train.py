@@ -11,7 +11,7 @@ from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.learning_rate import Decay
 from tokendrop.schedule.micro_batch import MicroBatchGrowth, TokensAtOnce
 from tokendrop.schedule.plan import LrClock, RunPlan
-from tokendrop.schedule.traffic import Sharing
+from tokendrop.schedule.traffic import Shared, Sharing
 
 # DeepSpeed's ZeRO is mapped to AdamW's moments; Muon needs each matrix whole
 STRATEGIES_OF = {"adamw": ("ddp", "fsdp", "deepspeed"), "sgd": ("ddp", "fsdp"), "muon": ("ddp",)}
@@ -101,6 +101,9 @@ class TrainConfig:
     tensor_parallel: int = 1
     """Workers that train each micro batch together, every one with its share of the layers' heads and MLPs: a model of
     kind gpt or bert. The workers are a multiple of it; a run that goes on may have another one."""
+    context_parallel: int = 1
+    """Workers that train each micro batch together, every one with its share of each layer's tokens; as above. One of
+    the two is 1."""
     zero_stage: Literal[1, 2, 3] | None = None
     """Of `strategy: deepspeed`: share out the optimizer state (1, the default), gradients too (2), weights too (3)."""
     profile: TracedSteps | None = None
@@ -115,7 +118,17 @@ class TrainConfig:
     @property
     def group(self) -> int:
         """Workers that train each micro batch together."""
-        return self.tensor_parallel
+        return self.tensor_parallel * self.context_parallel
+
+    @property
+    def shared(self) -> Shared:
+        """What they share out."""
+        return "layers" if self.context_parallel == 1 else "tokens"
+
+    @property
+    def group_key(self) -> str:
+        """The key that says how many they are."""
+        return "tensor_parallel" if self.context_parallel == 1 else "context_parallel"
 
     @property
     def state_bytes(self) -> int:
@@ -148,6 +161,7 @@ class TrainConfig:
             exact_bytes=exact,
             product_bytes=2 if self.precision == "bf16" else exact,
             tensor_parallel=self.tensor_parallel,
+            context_parallel=self.context_parallel,
             has_dropout=dropout > 0,
         )
         return MicroBatchGrowth(tokens=self.tokens_per_micro_batch, activations=activations)
@@ -183,7 +197,7 @@ class TrainConfig:
         if self.group == 1:
             return
         if kind not in ("gpt", "bert"):
-            raise ValueError(f"train.tensor_parallel: want a model of kind gpt or bert to share out, got '{kind}'")
+            raise ValueError(f"train.{self.group_key}: want a model of kind gpt or bert to share out, got '{kind}'")
         if heads % self.tensor_parallel:
             raise ValueError(
                 f"model.heads: train.tensor_parallel={self.tensor_parallel} workers share the heads out evenly; want a"
@@ -191,7 +205,7 @@ class TrainConfig:
             )
         if dropout:
             raise ValueError(
-                "train.tensor_parallel: workers that share a layer out would each draw dropout of their own; want"
+                f"train.{self.group_key}: workers that share a layer out would each draw dropout of their own; want"
                 f" model.dropout: 0, got {dropout:g}"
             )
 
@@ -227,7 +241,7 @@ class TrainConfig:
                 f"optimizer: '{self.optimizer}' works with strategy {' and '.join(STRATEGIES_OF[self.optimizer])}, not"
                 f" '{self.strategy}', which wants adamw"
             )
-        self._check_tensor_parallel()
+        self._check_groups()
         if not 0 <= self.momentum < 1:
             raise ValueError(f"want 0 <= momentum < 1, got {self.momentum:g}")
         if self.optimizer_state == "bf16":
@@ -243,22 +257,23 @@ class TrainConfig:
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"want 0 <= beta1, beta2 < 1, got {self.beta1}, {self.beta2}")
 
-    def _check_tensor_parallel(self) -> None:
-        size = self.tensor_parallel
-        if size < 1:
-            raise ValueError(f"want tensor_parallel of at least 1, got {size}")
-        if size == 1:
-            return
-        if self.strategy == "deepspeed":
-            raise ValueError(f"tensor_parallel: strategy 'deepspeed' has none; want ddp or fsdp with {size}, or 1")
-        if self.optimizer == "muon":
+    def _check_groups(self) -> None:
+        sizes = {"tensor_parallel": self.tensor_parallel, "context_parallel": self.context_parallel}
+        for key, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"want {key} of at least 1, got {size}")
+        if min(sizes.values()) > 1:
             raise ValueError(
-                f"tensor_parallel: optimizer 'muon' needs each matrix whole; want adamw or sgd with {size}, or 1"
+                "context_parallel: not beside tensor_parallel; want one of them to be 1, got"
+                f" {self.context_parallel} and {self.tensor_parallel}"
             )
-        if self.compile:
-            raise ValueError(
-                f"compile: not with tensor_parallel={size}, whose exchanges break graphs; want false, or 1"
-            )
+        key, size = self.group_key, self.group
+        if size > 1 and self.compile:
+            raise ValueError(f"compile: not with {key}={size}, whose exchanges break graphs; want false, or {key}=1")
+        if self.tensor_parallel > 1 and self.strategy == "deepspeed":
+            raise ValueError(f"{key}: strategy 'deepspeed' has none; want ddp or fsdp with {size}, or 1")
+        if self.tensor_parallel > 1 and self.optimizer == "muon":
+            raise ValueError(f"{key}: optimizer 'muon' needs each matrix whole; want adamw or sgd with {size}, or 1")
 
     def _check_bf16_state(self) -> None:
         if self.strategy == "deepspeed":

@@ -1,10 +1,12 @@
 """Attention by the faster of two ways, chosen by device, dtype and shape alone."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 # Dimensions: B micro batch, S tokens, H heads, W head width.
 
@@ -12,15 +14,24 @@ from torch import Tensor
 _SCORES_AT_ONCE = 2**25
 
 
-def causal_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, dropout: float = 0.0) -> Tensor:
+def causal_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, first: int = 0, dropout: float = 0.0) -> Tensor:
     """Softmax attention of each token to itself and those before it, (B, H, S, W).
 
     The choice must not depend on timing: equal runs on equal machines compute equal numbers.
+
+    Args:
+        first: the place of the first query among the keys, where these are more tokens.
     """
+    tokens = q_BHSW.shape[2]
+    keys = first + tokens
+    if k_BHSW.shape[2] != tokens:
+        k_BHSW, v_BHSW = k_BHSW[:, :, :keys], v_BHSW[:, :, :keys]
     if takes_products(q_BHSW, dropout):
-        tokens = q_BHSW.shape[2]
-        later = torch.full((tokens, tokens), -math.inf, dtype=q_BHSW.dtype, device=q_BHSW.device).triu(1)
+        later = torch.full((tokens, keys), -math.inf, dtype=q_BHSW.dtype, device=q_BHSW.device).triu(1 + first)
         return attention_by_products(q_BHSW, k_BHSW, v_BHSW, later)
+    if first:
+        mask: Any = causal_lower_right(tokens, keys)
+        return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, attn_mask=mask, dropout_p=dropout)
     return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, is_causal=True, dropout_p=dropout)
 
 
@@ -43,7 +54,7 @@ def masked_attention(
     # not minus infinity, whose softmax is not a number where a layer has kept nothing but padding
     bias = torch.zeros_like(mask_B11S, dtype=q_BHSW.dtype).masked_fill(~mask_B11S, torch.finfo(q_BHSW.dtype).min)
     if takes_products(q_BHSW, dropout):
-        return attention_by_products(q_BHSW, k_BHSW, v_BHSW, bias.expand(-1, heads, -1, -1).reshape(-1, 1, tokens))
+        return attention_by_products(q_BHSW, k_BHSW, v_BHSW, bias.expand(-1, heads, -1, -1).flatten(0, 1))
     bias = bias.expand(batch, -1, tokens, -1)
     return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, attn_mask=bias, dropout_p=dropout)
 
@@ -63,9 +74,9 @@ def attention_by_products(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, bias: 
     """Attention with all scores at once.
 
     Args:
-        bias: added to the scores: (S, S), (B x H, 1, S) or (1, 1).
+        bias: added to the scores: (S, S), (B x H, 1, S) or (1, 1); the keys last where these are more tokens.
     """
     batch, heads, tokens, width = q_BHSW.shape
-    q, k, v = (part.reshape(batch * heads, tokens, width) for part in (q_BHSW, k_BHSW, v_BHSW))
+    q, k, v = (part.flatten(0, 1) for part in (q_BHSW, k_BHSW, v_BHSW))
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=1 / math.sqrt(width))
     return (scores.softmax(-1) @ v).view(batch, heads, tokens, width)

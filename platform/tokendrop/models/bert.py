@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from tokendrop.config.model import BertConfig
 from tokendrop.models.attention import masked_attention
 from tokendrop.models.batch import BertBatch, ExampleBatch
-from tokendrop.models.layer import Layer
+from tokendrop.models.layer import Layer, TokenGroup
 from tokendrop.models.loss import HeadLoss, head_loss
 
 # Dimensions: B micro batch, S tokens (kept ones in a dropped layer), D width, H heads, W head width, V vocabulary,
@@ -30,12 +30,15 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x_BSD: Tensor, mask_B11S: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor, mask_B11S: Tensor, group: TokenGroup | None = None) -> Tensor:
         batch, tokens, _ = x_BSD.shape
         q_BHSW, k_BHSW, v_BHSW = (
             part.view(batch, tokens, self.heads, self.head_width).transpose(1, 2)
             for part in self.qkv(x_BSD).chunk(3, dim=2)
         )
+        if group is not None:
+            everything = mask_B11S.shape[3]
+            k_BHSW, v_BHSW = (group.whole(part, dim=2)[:, :, :everything] for part in (k_BHSW, v_BHSW))
         dropout = self.dropout if self.training else 0.0
         out_BHSW = masked_attention(q_BHSW, k_BHSW, v_BHSW, mask_B11S, dropout=dropout)
         return self.out(out_BHSW.transpose(1, 2).flatten(2))
@@ -56,6 +59,8 @@ class Mlp(nn.Module):
 class Block(Layer):
     """One layer: attention, then MLP, each added to its input; normalized after that (BERT) or before (Megatron-LM)."""
 
+    shares_tokens = True
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.attention, self.norm_1 = Attention(config), nn.LayerNorm(config.width, _EPS)
@@ -68,15 +73,22 @@ class Block(Layer):
         Args:
             attention_mask: bool (B, 1, 1, S), False for padding.
         """
+        group = self.token_group
+        if group is None:
+            return self._run(x_BSD, attention_mask)
+        return group.whole(self._run(group.own(x_BSD), attention_mask), dim=1)[:, : x_BSD.shape[1]]
+
+    def _run(self, x_BSD: Tensor, mask_B11S: Tensor) -> Tensor:
         if self.training and self.recompute:
-            return checkpoint(self._compute, x_BSD, attention_mask, use_reentrant=False)
-        return self._compute(x_BSD, attention_mask)
+            return checkpoint(self._compute, x_BSD, mask_B11S, use_reentrant=False)
+        return self._compute(x_BSD, mask_B11S)
 
     def _compute(self, x_BSD: Tensor, mask_B11S: Tensor) -> Tensor:
+        group = self.token_group
         if self.normalizes_first:
-            x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD), mask_B11S))
+            x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD), mask_B11S, group))
             return x_BSD + self.dropout(self.mlp(self.norm_2(x_BSD)))
-        x_BSD = self.norm_1(x_BSD + self.dropout(self.attention(x_BSD, mask_B11S)))
+        x_BSD = self.norm_1(x_BSD + self.dropout(self.attention(x_BSD, mask_B11S, group)))
         return self.norm_2(x_BSD + self.dropout(self.mlp(x_BSD)))
 
 

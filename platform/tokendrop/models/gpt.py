@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokendrop.config.model import GptConfig
 from tokendrop.models.attention import causal_attention
-from tokendrop.models.layer import Layer
+from tokendrop.models.layer import Layer, TokenGroup
 from tokendrop.models.loss import head_loss
 
 # Dimensions: B micro batch, S tokens (kept ones in a dropped layer), D width, H heads, W head width, V vocabulary.
@@ -28,7 +28,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x_BSD: Tensor, rotary: Rotary | None, bias_B1SS: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BSD: Tensor,
+        rotary: Rotary | None,
+        bias_B1SS: Tensor | None = None,
+        group: TokenGroup | None = None,
+    ) -> Tensor:
         batch, tokens, _ = x_BSD.shape
         q_BHSW, k_BHSW, v_BHSW = (
             part.view(batch, tokens, self.heads, self.head_width).transpose(1, 2)
@@ -37,7 +43,11 @@ class Attention(nn.Module):
         if rotary is not None:
             q_BHSW, k_BHSW = rotate(q_BHSW, rotary), rotate(k_BHSW, rotary)
         dropout = self.dropout if self.training else 0.0
-        if bias_B1SS is None:
+        if group is not None:
+            k_BHSW, v_BHSW = group.whole(k_BHSW, dim=2), group.whole(v_BHSW, dim=2)
+            first = group.rank * tokens
+            out_BHSW = causal_attention(q_BHSW, k_BHSW, v_BHSW, first=first, dropout=dropout)
+        elif bias_B1SS is None:
             out_BHSW = causal_attention(q_BHSW, k_BHSW, v_BHSW, dropout=dropout)
         else:
             out_BHSW = F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, attn_mask=bias_B1SS, dropout_p=dropout)
@@ -59,6 +69,8 @@ class Mlp(nn.Module):
 class Block(Layer):
     """One layer: attention, then MLP, each normalized first and added to its input."""
 
+    shares_tokens = True
+
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.norm_1, self.attention = nn.LayerNorm(config.width), Attention(config)
@@ -68,12 +80,20 @@ class Block(Layer):
     def forward(
         self, x_BSD: Tensor, position_embeddings: Rotary | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
+        group = self.token_group
+        if group is None:
+            return self._run(x_BSD, position_embeddings, attention_mask)
+        assert attention_mask is None, "branches of texts are read by one worker"
+        rotary = position_embeddings and (group.own(position_embeddings[0]), group.own(position_embeddings[1]))
+        return group.whole(self._run(group.own(x_BSD), rotary, None), dim=1)[:, : x_BSD.shape[1]]
+
+    def _run(self, x_BSD: Tensor, rotary: Rotary | None, bias_B1SS: Tensor | None) -> Tensor:
         if self.training and self.recompute:
-            return checkpoint(self._compute, x_BSD, position_embeddings, attention_mask, use_reentrant=False)
-        return self._compute(x_BSD, position_embeddings, attention_mask)
+            return checkpoint(self._compute, x_BSD, rotary, bias_B1SS, use_reentrant=False)
+        return self._compute(x_BSD, rotary, bias_B1SS)
 
     def _compute(self, x_BSD: Tensor, rotary: Rotary | None, bias_B1SS: Tensor | None) -> Tensor:
-        x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD), rotary, bias_B1SS))
+        x_BSD = x_BSD + self.dropout(self.attention(self.norm_1(x_BSD), rotary, bias_B1SS, self.token_group))
         return x_BSD + self.dropout(self.mlp(self.norm_2(x_BSD)))
 
 

@@ -1,15 +1,36 @@
 """What the layers of all models have in common."""
 
-from torch import nn
+from typing import ClassVar, Protocol
+
+from torch import Tensor, nn
 
 from tokendrop.errors import UserError
+
+
+class TokenGroup(Protocol):
+    """Workers that share out the tokens of a layer, in order; each has as many, the last ones filled up with zeros."""
+
+    rank: int
+    """This worker's place among them."""
+
+    def own(self, whole_BSD: Tensor) -> Tensor:
+        """This worker's share of all tokens, (B, P, D)."""
+        ...
+
+    def whole(self, own: Tensor, *, dim: int) -> Tensor:
+        """The shares of all workers one after the other, along a dimension; gradients are added up over the workers."""
+        ...
 
 
 class Layer(nn.Module):
     """A layer that can compute its activations again in the backward pass, in place of keeping them."""
 
+    shares_tokens: ClassVar[bool] = False
+    """Whether it heeds a `token_group`."""
     recompute = False
     """Whether it does so in training; `recompute_layers` sets it."""
+    token_group: TokenGroup | None = None
+    """With whom it shares its tokens."""
 
 
 def recompute_layers(model: nn.Module, *, again: bool) -> None:

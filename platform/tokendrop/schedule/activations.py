@@ -21,6 +21,8 @@ class Activations:
     """Of a number that matrix products read."""
     tensor_parallel: int = 1
     """Workers that share out a layer's heads and MLP."""
+    context_parallel: int = 1
+    """Workers that share out a layer's tokens; each keeps the keys and values of all."""
     has_dropout: bool = False
     """Whose masks take a byte each, as on GPUs; a CPU keeps more for it."""
 
@@ -67,12 +69,15 @@ class Activations:
         shared = -(-(4 * shape.width + 2 * shape.mlp_width) // self.tensor_parallel)
         of_a_layer = 2 * exact + (2 * shape.width + shared) * self.product_bytes
         of_a_layer += 2 * shape.width if self.has_dropout else 0
+        if self.context_parallel > 1:
+            keys = 2 * shape.width * self.product_bytes
+            of_a_layer = keys + -(-(of_a_layer - keys) // self.context_parallel)
         outside = 4 * exact * sequences * (kept if shape.head_drops else shape.sequence_length)
         layer_tokens = sum(layers * some * tokens for layers, some, tokens in work)
         if not again:
             return outside + of_a_layer * layer_tokens
         largest = max(some * tokens for layers, some, tokens in work if layers)
-        return outside + exact * layer_tokens + of_a_layer * largest
+        return outside + exact * layer_tokens // self.context_parallel + of_a_layer * largest
 
     def fixed_bytes(self, shape: ModelShape, *, again: bool) -> int:
         """Those of a micro batch of any size: the head's gradient, which its forward pass computes, and autocast's

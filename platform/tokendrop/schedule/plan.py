@@ -13,7 +13,7 @@ from tokendrop.schedule.device import STATE_BYTES
 from tokendrop.schedule.learning_rate import Decay, LearningRate
 from tokendrop.schedule.micro_batch import NO_GROWTH, MicroBatchGrowth
 from tokendrop.schedule.routes import Counts, Routes, RouteSchedule, stages
-from tokendrop.schedule.traffic import GroupShare, Sharing, tensor_parallel
+from tokendrop.schedule.traffic import GroupShare, Shared, Sharing, share_of
 
 LrClock = Literal["step", "layer_token"]
 """What the learning rate counts."""
@@ -78,6 +78,8 @@ class RunPlan:
     learning_rate: LearningRate
     sharing: Sharing = "ddp"
     """How workers share the model out, which decides what they send each other."""
+    shared: Shared = "layers"
+    """What a group of workers shares out, where there are any."""
     state_bytes: int = STATE_BYTES
     """Of one parameter in a checkpoint, its optimizer state among them."""
 
@@ -126,7 +128,7 @@ class RunPlan:
         """What each worker of a group has of a micro batch in a segment."""
         sequences, kept = self.batch.global_batch, segment.kept_length
         tokens, flops = segment.layer_tokens_per_step // sequences, segment.flops_per_step / sequences
-        return tensor_parallel(self.batch.group, self.shape, layer_tokens=tokens, flops=flops, kept=kept)
+        return share_of(self.shared, self.batch.group, self.shape, layer_tokens=tokens, flops=flops, kept=kept)
 
     def at(self, step: int) -> Segment:
         """The segment that holds `step`.

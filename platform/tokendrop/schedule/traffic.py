@@ -83,10 +83,16 @@ ALONE = GroupShare()
 """Every worker trains its micro batches by itself."""
 
 
-def tensor_parallel(size: int, shape: ModelShape, *, layer_tokens: int, flops: float, kept: int) -> GroupShare:
-    """Layers whose heads and MLP are shared out (Shoeybi et al. 2019, arXiv:1909.08053); the head is everybody's.
+Shared = Literal["layers", "tokens"]
+"""What a group shares out: heads and MLPs (`train.tensor_parallel`), or layers' tokens (`train.context_parallel`)."""
 
-    Attention and MLP are an all-reduce each of a layer's tokens, forward and backward.
+
+def share_of(shared: Shared, size: int, shape: ModelShape, *, layer_tokens: int, flops: float, kept: int) -> GroupShare:
+    """What each worker of a group has; what is outside of the layers all of them compute.
+
+    Where heads and MLPs are shared out (Shoeybi et al. 2019, arXiv:1909.08053), attention and MLP are an all-reduce
+    each of a layer's tokens, forward and backward. Where tokens are, keys, values and outputs are gathered, and their
+    gradients added up; the first tokens' attention is less work than the last ones', which is left out.
 
     Args:
         layer_tokens: of one sequence, over all layers.
@@ -96,9 +102,12 @@ def tensor_parallel(size: int, shape: ModelShape, *, layer_tokens: int, flops: f
     if size == 1:
         return ALONE
     head = shape.flops_of((), sequences=1, kept=kept)
-    summed = 2 * 2 * 2 * layer_tokens * shape.width * _VALUE_BYTES
-    passes = Passes(summed=summed, messages=2 * 2 * 2 * shape.layers)
-    return GroupShare(size=size, work=(head + (flops - head) / size) / flops, passes=passes, shares_model=True)
+    work, layer_bytes = (head + (flops - head) / size) / flops, layer_tokens * shape.width * _VALUE_BYTES
+    if shared == "layers":
+        passes = Passes(summed=2 * 2 * 2 * layer_bytes, messages=2 * 2 * 2 * shape.layers)
+    else:
+        passes = Passes(gathered=2 * 3 * layer_bytes, messages=2 * 3 * shape.layers)
+    return GroupShare(size=size, work=work, passes=passes, shares_model=shared == "layers")
 
 
 def traffic(shape: ModelShape, sharing: Sharing, share: GroupShare = ALONE) -> Traffic:

@@ -15,7 +15,8 @@ WHERE = (
     *("data.folder", "data.cache", "data.reader", "data.max_rejected", "train.profile"),
     "train.tokens_per_micro_batch",  # how many samples run at a time, the same ones with the same draws
     "train.fp8_emulated",
-    "train.tensor_parallel",  # how many workers train a micro batch together, to the same losses
+    # how many workers train a micro batch together, to the same losses
+    *("train.tensor_parallel", "train.context_parallel"),
     "model.preset",  # whose sizes are keys of their own
 )
 """Keys, and branches with all their keys, that say where a trial runs, how it is saved and how it is called."""

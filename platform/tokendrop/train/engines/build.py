@@ -3,8 +3,10 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from tokendrop.config.train import TrainConfig
+from tokendrop.models.shared_tokens import share_tokens
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
@@ -27,6 +29,10 @@ def apply_strategy(
 ) -> Engine:
     """The engine of a job's strategy; one worker alone has nothing to share, and runs the plain model."""
     shares = dist.is_initialized() and dist.get_world_size() > 1
+    if shares and training.context_parallel > 1:
+        sizes = dist.get_world_size() // training.context_parallel, training.context_parallel
+        mesh = init_device_mesh(next(model.parameters()).device.type, sizes, mesh_dim_names=("replicas", "group"))
+        share_tokens(layers, mesh["group"])
     if shares and training.tensor_parallel > 1:
         return TensorParallelEngine(model, layers, training, dtype, loss=loss)
     if shares and training.strategy == "fsdp":
