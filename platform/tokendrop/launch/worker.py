@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -81,8 +81,7 @@ def run_worker(
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)
-    ranks = {"rank": rank, "world_size": world_size, "group": config.train.group}
-    journal = Journal(spec.run, **ranks, start=start, timings=timings, gather=gather_on_rank_0)
+    journal = _journal(spec, rank, world_size, start=start, timings=timings)
     components = TrainComponents(
         engine=engine,
         dropping=dropping,
@@ -127,6 +126,13 @@ def _restored(
     initial = None if place is None else find_initial(place, config.model.kind, checkpoints.group)
     engine, dropping = build_engine(config, device, initial=initial)
     return engine, dropping, checkpoints.load(engine, newest) if newest else 0
+
+
+def _journal(
+    spec: WorkerSpec, rank: int, world_size: int, *, start: int, timings: Sequence[tuple[str, float]]
+) -> Journal:
+    ranks = {"rank": rank, "world_size": world_size, "group": spec.config.train.group}
+    return Journal(spec.run, **ranks, start=start, timings=timings, gather=gather_on_rank_0)
 
 
 def _compile(config: ExperimentConfig, components: TrainComponents, journal: Journal, start: int) -> None:
