@@ -14,7 +14,7 @@ from kills import Command
 from runs import config_of, losses, write_job
 from stores import S3, SLOW_DOWN, by_chance, s3_server
 from tokendrop.errors import StorageError
-from tokendrop.launch.trainer import fit_in_this_process, fit_on_ray_train, run_training
+from tokendrop.launch.trainer import fit_in_this_process, run_training
 from tokendrop.track import run_home
 from tokendrop.track.audit import audit
 from tokendrop.track.run_copy import copied_run
@@ -90,12 +90,12 @@ def test_where_the_store_fails_for_long_the_run_ends_with_what_is_committed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "is_saving"), [(1, True), (2, False)])
 def test_killed_and_with_its_folder_lost_a_run_goes_on_from_the_store(
-    tmp_path: Path, s3: S3, runs: str, workers: int
+    tmp_path: Path, s3: S3, runs: str, workers: int, is_saving: bool
 ) -> None:
-    job, size = write_job(tmp_path), f"scaling.workers={workers}"
-    here = Path(run_training(config_of(job, size), fit=fit_on_ray_train)["run"])
+    job, size, address = write_job(tmp_path), f"scaling.workers={workers}", s3.uri(f"{runs}/one")
+    here = Path(run_training(config_of(job, size), fit=fit_in_this_process if workers == 1 else None)["run"])
     settings = (size, f"runs_folder={s3.uri(runs)}", "run=one", f"data.folder={tmp_path}/data")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     saving = "checkpoints/step_000000009/"
@@ -103,22 +103,21 @@ def test_killed_and_with_its_folder_lost_a_run_goes_on_from_the_store(
     def trouble(method: str, path: str) -> None:
         time.sleep(0.1 if method == "PUT" and saving in path else 0)
 
+    def is_time_to_die() -> bool:
+        if is_saving:  # and has not committed yet
+            return any(file.startswith(saving) for file in s3.files(f"{runs}/one"))
+        return committed_step(address) >= 6
+
     s3.app.trouble = trouble
-    moments = (
-        lambda: committed_step(s3.uri(f"{runs}/one")) >= 6,
-        lambda: any(file.startswith(saving) for file in s3.files(f"{runs}/one")),  # while it is saved
-    )
-    for moment in moments:
-        with Command("train", job, *settings, environment=environment) as command:
-            assert command.until(moment, "the moment of its death")
-            command.kill_all()
-        assert committed_step(s3.uri(f"{runs}/one")) in (6, 9)
-        shutil.rmtree(tmp_path / "here")
-    address = s3.uri(f"{runs}/one")
+    with Command("train", job, *settings, environment=environment) as command:
+        assert command.until(is_time_to_die, "the moment of its death")
+        command.kill_all()
+    assert committed_step(address) in (6, 9)
+    shutil.rmtree(tmp_path / "here")
     with Command("train", "--resume", address, environment=environment) as command:
         command.finish()
     assert f"run folder  {address}" in command.said()
-    far = on_another_machine(tmp_path, s3.uri(f"{runs}/one"))
+    far = on_another_machine(tmp_path, address)
     assert losses(far) == losses(here)
     assert audit(far).is_clean
 
