@@ -36,11 +36,11 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     """Time the job's model on one worker of this machine, traffic between two, its checkpoint, and new workers."""
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
-    dtype, model = pick_dtype(config.train.precision, device), config.model
+    dtype = pick_dtype(config.train.precision, device)
     config = replace(config, drop=_timed_method(config))
     engine, dropping = build_engine(config, device)
 
-    points, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
+    speed, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
     saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, runs_place(config.runs_folder))
     log(f"storage  {saved_per_s / 1e6:.4g} MB/s to {config.runs_folder}, {restored_per_s / 1e6:.4g} MB/s from there")
     link, backend = measure_link()
@@ -60,19 +60,12 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
         f" nodes taken to be the same, no overlap. full_node_slowdown: {at_once} workers at once. resize_s: 2 processes"
         " that start, import, connect and build the model. Not measured: what Ray adds to that, the start of a node,"
         " and the price, which are left open.",
-        speeds=(
-            ModelSpeed(
-                model=model.preset or config.name,
-                shape=model.shape,
-                dropped_layers=len(dropping.layers) if dropping else 0,
-                points=points,
-            ),
-        ),
+        speeds=(speed,),
         devices_per_node=devices,
         full_node_slowdown=slowdown,
         within_node=link,
         between_nodes=link,
-        update_s_per_parameter=update_s / model.shape.parameters,
+        update_s_per_parameter=update_s / speed.shape.parameters,
         checkpoint_bytes_per_s=saved_per_s,
         restore_bytes_per_s=restored_per_s,
         resize_s=resize_s,
@@ -88,7 +81,7 @@ def _timed_method(config: ExperimentConfig) -> DropMethod:
 
 def _speeds(
     config: ExperimentConfig, engine: Engine, dropping: Dropping | None, *, rounds: int, log: Callable[[str], None]
-) -> tuple[tuple[Point, ...], float]:
+) -> tuple[ModelSpeed, float]:
     """Forward and backward at kept lengths from 1/16 to full and at the micro batch and half of it; one update."""
     task, length, micro_batch = config.task.build(config), config.model.sequence_length, config.train.micro_batch
     sizes = sorted({max(1, micro_batch // 2), micro_batch})
@@ -107,7 +100,13 @@ def _speeds(
         warm_up()
     seconds = {case: median(times) for case, times in interleave(cases, rounds=rounds, log=log).items()}
     points = (Point(kept_length=k, micro_batch=s, seconds=seconds[f"{s}x{k}"]) for s in sizes for k in lengths)
-    return tuple(points), seconds["update"]
+    speed = ModelSpeed(
+        model=config.model.preset or config.name,
+        shape=config.model.shape,
+        dropped_layers=len(dropping.layers) if dropping else 0,
+        points=tuple(points),
+    )
+    return speed, seconds["update"]
 
 
 def _update_s(engine: Engine, batch: Batch, make_gradients: Callable[[], float]) -> float:
