@@ -14,6 +14,7 @@ from checkouts import free_ports
 from recorded import record
 from runs import config_of, write_job
 from servers import server
+from tokendrop.cli.train import where_to_look
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.mlflow import STATE, MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
@@ -102,6 +103,15 @@ def test_the_view_of_training_is_chosen_once_and_lists_the_runs(store: Store, pa
     page.open(f"{store.address}/experiments/{store.experiment}")  # the browser remembers it
     page.wait_for("5 matching runs")
     page.picture("mlflow-runs")
+
+
+def test_the_address_that_training_ends_with_opens_its_view(store: Store, page: Page, tmp_path: Path) -> None:
+    job = config_of(write_job(tmp_path), f"track.uri={store.address.removesuffix('/#')}")
+    address = next(line for line in where_to_look([], job).splitlines() if line.startswith("curves")).split()[1]
+    page.open(address.removesuffix(","))
+    page.click("a", EXPERIMENT)
+    page.wait_for("5 matching runs", "Run Name")
+    assert TRAINING in page.ask("location.hash")
 
 
 def test_an_address_opens_in_the_view_of_training_and_a_tag_finds_the_runs_that_have_it(

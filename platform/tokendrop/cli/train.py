@@ -15,6 +15,8 @@ from tokendrop.errors import UserError
 from tokendrop.output import count, log, table
 
 _OF_VALIDATION = "val_"
+_CURVES = "/#/experiments?workflowType=machine_learning"
+"""Behind the address of MLflow: its view of training, not that of agents."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,10 +139,11 @@ def where_to_look(results: Sequence[Mapping[str, Any]], config: ExperimentConfig
     lines = ["", *(f"run folder  {result.get('address', result['run'])}" for result in results)]
     if config.track.uri and config.track.uri.startswith("sqlite:"):
         mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
-        lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}   then http://127.0.0.1:5000")
-        lines.append("            in its view 'Model training', which it opens in once it was chosen at the top left")
-    elif config.track.uri:
-        lines.append(f"curves      {config.track.uri}, experiment {config.track.experiment}")
+        lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}")
+        lines.append(f"            then http://127.0.0.1:5000{_CURVES}")
+    elif uri := config.track.uri:
+        page = uri.rstrip("/") + _CURVES if uri.startswith("http") else uri
+        lines.append(f"curves      {page}, experiment {config.track.experiment}")
     return "\n".join(lines)
 
 
