@@ -1,5 +1,6 @@
 """A layer that a group of workers shares out, its heads or its tokens, is the plain layer: outputs and gradients."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +20,7 @@ from tokendrop.models import bert, gpt
 from tokendrop.models.layer import Layer, recompute_layers
 from tokendrop.models.shared_layers import QKV, by_kind, by_worker, share_layers
 from tokendrop.models.shared_tokens import share_tokens
+from tokendrop.train.engines.mesh import mesh_of_workers
 
 WIDTH, FLOAT64 = 24, 1e-12
 SHARING = {"heads": share_layers, "tokens": share_tokens}
@@ -32,6 +34,23 @@ def test_rows_by_worker_are_those_of_its_heads_and_go_back(workers: int, heads: 
     for number, own in enumerate(ordered.chunk(workers)):
         of_kinds = [kind.chunk(workers)[number] for kind in rows.chunk(3)]
         assert torch.equal(own, torch.cat(of_kinds))
+
+
+def wait_for_a_worker_that_hangs() -> None:
+    mesh, begun = mesh_of_workers(torch.device("cpu"), {"replicas": 2, "group": 2}, timeout_s=3), time.monotonic()
+    assert mesh["group"].mesh.tolist() == [dist.get_rank() // 2 * 2, dist.get_rank() // 2 * 2 + 1]
+    assert mesh["replicas"].mesh.tolist() == [dist.get_rank() % 2, dist.get_rank() % 2 + 2]
+    if dist.get_rank() != 1:
+        for name in ("group", "replicas"):
+            group = mesh.get_group(name)
+            if 1 in dist.get_process_group_ranks(group):
+                with pytest.raises(RuntimeError, match=r"(?i)time"):
+                    dist.all_reduce(torch.ones(1), group=group)
+    time.sleep(max(0, 8 - (time.monotonic() - begun)))
+
+
+def test_a_group_gives_a_worker_up_that_hangs_as_soon_as_all_workers_do() -> None:
+    together(4, wait_for_a_worker_that_hangs)
 
 
 def layers(kind: str) -> nn.ModuleList:

@@ -51,7 +51,8 @@ def build_engine(
         shapes = len(layer_shapes(config.plan, world_size=world_size))
         compile_layers(layers, static=training.compile == "static", shapes=shapes)
     recompute_layers(model, again=config.plan.at(0).recomputes)  # for benchmarks; the loop asks the plan
-    return apply_strategy(model, layers, with_added_loss(task.loss, dropping), training, dtype), dropping
+    loss, timeout_s = with_added_loss(task.loss, dropping), config.scaling.peer_timeout_s
+    return apply_strategy(model, layers, loss, training, dtype, timeout_s=timeout_s), dropping
 
 
 def train_by_plan(config: ExperimentConfig, components: TrainComponents, control: Control, *, start: int) -> None:

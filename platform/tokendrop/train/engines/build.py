@@ -3,7 +3,6 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from tokendrop.config.train import TrainConfig
 from tokendrop.models.shared_tokens import share_tokens
@@ -11,6 +10,7 @@ from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
 from tokendrop.train.engines.fsdp import FsdpEngine
+from tokendrop.train.engines.mesh import mesh_of_workers
 from tokendrop.train.engines.tensor_parallel import TensorParallelEngine
 from tokendrop.train.fp8 import check_fp8_installed
 from tokendrop.train.optimizer import build_optimizers
@@ -25,16 +25,26 @@ def check_strategy(training: TrainConfig) -> None:
 
 
 def apply_strategy(
-    model: nn.Module, layers: nn.ModuleList, loss: LossFunction, training: TrainConfig, dtype: torch.dtype
+    model: nn.Module,
+    layers: nn.ModuleList,
+    loss: LossFunction,
+    training: TrainConfig,
+    dtype: torch.dtype,
+    *,
+    timeout_s: float,
 ) -> Engine:
-    """The engine of a job's strategy; one worker alone has nothing to share, and runs the plain model."""
+    """The engine of a job's strategy; one worker alone has nothing to share, and runs the plain model.
+
+    Args:
+        timeout_s: a worker that keeps the others of its group waiting longer counts as lost.
+    """
     shares = dist.is_initialized() and dist.get_world_size() > 1
     if shares and training.context_parallel > 1:
-        sizes = dist.get_world_size() // training.context_parallel, training.context_parallel
-        mesh = init_device_mesh(next(model.parameters()).device.type, sizes, mesh_dim_names=("replicas", "group"))
-        share_tokens(layers, mesh["group"])
+        sizes = {"replicas": dist.get_world_size() // training.context_parallel, "group": training.context_parallel}
+        device = next(model.parameters()).device
+        share_tokens(layers, mesh_of_workers(device, sizes, timeout_s=timeout_s)["group"])
     if shares and training.tensor_parallel > 1:
-        return TensorParallelEngine(model, layers, training, dtype, loss=loss)
+        return TensorParallelEngine(model, layers, training, dtype, loss=loss, timeout_s=timeout_s)
     if shares and training.strategy == "fsdp":
         return FsdpEngine(model, layers, training, dtype, loss=loss)
     optimizers = build_optimizers(model, training)

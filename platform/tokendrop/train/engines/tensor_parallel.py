@@ -18,12 +18,10 @@ from tokendrop.models.batch import Batch
 from tokendrop.models.shared_layers import QKV, by_kind, by_worker, share_layers
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.fsdp import shard
+from tokendrop.train.engines.mesh import mesh_of_workers
 from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.reader import CheckpointReader
 from tokendrop.train.task import Loss, LossFunction
-
-# a matrix that both a group and FSDP share out is gathered in two turns, of which torch warns in every run
-logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 class TensorParallelEngine(Engine):
@@ -34,11 +32,20 @@ class TensorParallelEngine(Engine):
     """
 
     def __init__(
-        self, model: nn.Module, layers: nn.ModuleList, training: TrainConfig, dtype: torch.dtype, *, loss: LossFunction
+        self,
+        model: nn.Module,
+        layers: nn.ModuleList,
+        training: TrainConfig,
+        dtype: torch.dtype,
+        *,
+        loss: LossFunction,
+        timeout_s: float,
     ) -> None:
+        # a matrix that both a group and FSDP share out is gathered in two turns, of which torch warns in every run
+        logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         self.group = training.tensor_parallel
         self.world = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
-        shard_groups(model, layers, training)
+        shard_groups(model, layers, training, timeout_s=timeout_s)
         super().__init__(model, build_optimizers(model, training), dtype, loss=loss)
         self.sums_at_end = training.strategy == "ddp"
 
@@ -87,24 +94,20 @@ class TensorParallelEngine(Engine):
         return whole.redistribute(placements=like.placements).to_local()
 
 
-def shard_groups(model: nn.Module, layers: nn.ModuleList, training: TrainConfig) -> None:
+def shard_groups(model: nn.Module, layers: nn.ModuleList, training: TrainConfig, *, timeout_s: float) -> None:
     """Share layers out within groups of neighbours, and all of it over the groups, in place."""
-    device, group = next(model.parameters()).device.type, training.tensor_parallel
+    group = training.tensor_parallel
     replicas = dist.get_world_size() // group
-    if training.strategy == "ddp":
-        mesh = init_device_mesh(device, (replicas, 1, group), mesh_dim_names=("replicas", "shards", "group"))
-        over = mesh["replicas", "shards"]
-    else:
-        mesh = init_device_mesh(device, (replicas, group), mesh_dim_names=("shards", "group"))
-        over = mesh["shards"]
+    over = {"replicas": replicas, "shards": 1} if training.strategy == "ddp" else {"shards": replicas}
+    mesh = mesh_of_workers(next(model.parameters()).device, {**over, "group": group}, timeout_s=timeout_s)
     share_layers(layers, mesh["group"])
-    shard(model, layers, over)
+    shard(model, layers, mesh[tuple(over)])
 
 
-def _holders(parameter: DTensor) -> int:
-    """Workers that hold the same part of a parameter."""
-    mesh = parameter.device_mesh
-    parts = prod(mesh.size(dim) for dim, placed in enumerate(parameter.placements) if not placed.is_replicate())
+def _holders(tensor: DTensor) -> int:
+    """Workers that hold the same part of a tensor."""
+    mesh = tensor.device_mesh
+    parts = prod(mesh.size(dim) for dim, placed in enumerate(tensor.placements) if not placed.is_replicate())
     return dist.get_world_size() // parts
 
 
