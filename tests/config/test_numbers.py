@@ -14,7 +14,7 @@ import yaml
 from tokendrop.cli.plan import plan_result, plan_text
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.errors import UserError
-from tokendrop.launch.memory import check_memory
+from tokendrop.launch.memory import check_memory, least_bytes
 
 SOON_S = 8.0  # a few seconds, on a machine that does other things too
 
@@ -174,5 +174,7 @@ def test_a_model_is_counted_once_for_each_worker(job: Path, monkeypatch: pytest.
     Machine.total -= 1
     with pytest.raises(UserError, match="for 2 workers"):
         check_memory(config)
+    halves = load_job(job, ["model.width=4096", "scaling.workers=2", "train.tensor_parallel=2"])
+    assert least_bytes(halves, workers=2) < 0.6 * least_bytes(config, workers=2)
     check_memory(load_job(job, ["model.width=4096", "scaling.workers=2", "scaling.gpus_per_worker=1"]))
     check_memory(load_job(job, ["model.width=4096", "scaling.workers=2", "train.strategy=fsdp"]))

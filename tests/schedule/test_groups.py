@@ -14,6 +14,7 @@ from tokendrop.errors import UserError
 from tokendrop.schedule.activations import Activations
 from tokendrop.schedule.device import Link
 from tokendrop.schedule.scaling import ScalingObjective, legal_sizes, step_s
+from tokendrop.schedule.traffic import Passes
 from tokendrop.study.identity import settings_of
 
 KEYS = ["tensor_parallel", "context_parallel"]
@@ -67,6 +68,34 @@ def test_what_a_group_sends_takes_time_that_grows_with_its_micro_batches(key: st
         return segment.accumulation * slow.exchange_s(passes, 2)
 
     assert sent_s(1) == pytest.approx(4 * sent_s(4))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_exchange_in_a_group_serves_a_whole_micro_batch_and_waits_once_for_each_link(key: str) -> None:
+    free = replace(MEASURED, within_node=FREE, between_nodes=FREE)
+    late = replace(free, within_node=Link(bytes_per_s=1e30, latency_s=1.0))
+
+    def waits(micro_batch: int) -> tuple[int, float]:
+        """Micro batches of a step, and seconds that links take beside the bytes."""
+        plan = job(key, 2, train__micro_batch=micro_batch).plan
+        times = [step_s(plan, one, plan.segments[0], 2) for one in (late, free)]
+        return plan.segments[0].accumulation, times[0] - times[1]
+
+    plan = job(key, 2).plan
+    (many, longer_s), (few, shorter_s) = waits(1), waits(4)
+    assert many == 4 * few
+    assert longer_s - shorter_s == pytest.approx((many - few) * plan.share(plan.segments[0]).passes.messages)
+
+
+@given(size=st.sampled_from([2, 4, 8]), devices=st.sampled_from([1, 2, 8]))
+def test_a_group_alone_has_nobody_to_share_gradients_with_wherever_it_is(size: int, devices: int) -> None:
+    nodes = replace(MEASURED, devices_per_node=devices)
+    passes = Passes(summed=10**9, messages=2)
+    assert nodes.exchange_s(passes, size, rings=size) == 0
+    # two groups: each worker sends to its counterpart, over a link that those of one node share
+    twice, link = nodes.exchange_s(passes, 2 * size, rings=size), nodes.between_nodes
+    if 2 * size > devices:
+        assert twice == pytest.approx(link.ring_s(passes.of_sequences(min(size, devices)), 2))
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -35,9 +35,13 @@ def check_memory(config: ExperimentConfig) -> None:
 def least_bytes(config: ExperimentConfig, *, workers: int) -> int:
     """Of the workers' parameters with all that goes with them, and of a micro batch before its first layer."""
     shape, train = config.model.shape, config.train
-    copies = workers * _NUMBERS if train.strategy == "ddp" else workers * (_NUMBERS - _SHARED) + _SHARED
+    if train.strategy == "ddp":  # of layers that a group shares out, the weights are made whole first
+        elsewhere = shape.layer_parameters - shape.layer_parameters // train.tensor_parallel
+        held = workers * max(shape.parameters, _NUMBERS * (shape.parameters - elsewhere))
+    else:
+        held = (workers * (_NUMBERS - _SHARED) + _SHARED) * shape.parameters
     first_layer = workers * train.micro_batch * shape.sequence_length * shape.width
-    return (copies * shape.parameters + first_layer) * (8 if train.precision == "fp64" else 4)
+    return (held + first_layer) * (8 if train.precision == "fp64" else 4)
 
 
 def fit_at_once(configs: Sequence[ExperimentConfig]) -> bool:

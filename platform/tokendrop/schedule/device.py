@@ -192,7 +192,7 @@ class DeviceProfile:
         sent, workers, rings = traffic(shape, sharing, share), batch.world_size, share.size if share.shares_model else 1
         backward_waits_s = self._waited_s(sent.backward, workers, rings, backward_s)
         each_s = self._waited_s(sent.forward, workers, rings, forward_s) + backward_waits_s
-        each_s += self.exchange_s(share.passes * batch.micro_batch, share.size)
+        each_s += self.exchange_s(share.passes.of_sequences(batch.micro_batch), share.size)
         last = sent.backward + sent.last_backward
         last_s = self._waited_s(last, workers, rings, backward_s) - backward_waits_s
         update_s = slowdown * share.parameters(shape) * self.update_s_per_parameter
@@ -213,11 +213,12 @@ class DeviceProfile:
         """Seconds of rounds over all workers: rings within nodes, then between them, each node filled first.
 
         Args:
-            rings: into which the workers fall, neighbours into one each; between nodes they share the link.
+            rings: into which the workers fall, neighbours into one each; those of one node share its link to others.
         """
-        inside, nodes = min(world_size, self.devices_per_node), ceil(world_size / self.devices_per_node)
-        within_s = self.within_node.ring_s(passes, max(1, inside // rings))
-        return within_s + self.between_nodes.ring_s(passes * rings, nodes)
+        members, beside = max(1, world_size // rings), min(rings, self.devices_per_node)
+        inside = min(members, self.devices_per_node // beside)
+        within_s = self.within_node.ring_s(passes, inside)
+        return within_s + self.between_nodes.ring_s(passes.of_sequences(beside), ceil(members / inside))
 
     def pause_s(
         self,

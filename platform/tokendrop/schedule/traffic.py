@@ -35,6 +35,10 @@ class Passes:
             messages=self.messages + other.messages,
         )
 
+    def of_sequences(self, count: int) -> "Passes":
+        """The same rounds with so many times the bytes."""
+        return Passes(summed=count * self.summed, gathered=count * self.gathered, messages=self.messages)
+
     def __mul__(self, times: int) -> "Passes":
         return Passes(summed=times * self.summed, gathered=times * self.gathered, messages=times * self.messages)
 
