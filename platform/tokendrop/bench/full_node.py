@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from threading import Barrier
 
+import torch
 import torch.multiprocessing as mp
 
 from tokendrop.config.experiment import ExperimentConfig
@@ -36,6 +37,8 @@ def _worker(rank: int, folder: str, config: ExperimentConfig, turn: Barrier, rou
 
     tune_cpu(config.scaling.cpus_per_worker)
     device, length = pick_device(rank), config.model.sequence_length
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # which `timed_step` waits for
     engine, dropping = build_engine(config, device)
     batch = config.task.build(config).random_batch(config.train.micro_batch, device)
 

@@ -37,11 +37,15 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
     dtype = pick_dtype(config.train.precision, device)
-    config = replace(config, drop=_timed_method(config))
+    alone = replace(config.train, tensor_parallel=1, context_parallel=1, fp8=None, fp8_emulated=False)
+    config = replace(config, drop=_timed_method(config), train=alone)
     engine, dropping = build_engine(config, device)
 
     speed, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
     saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, runs_place(config.runs_folder))
+    del engine, dropping  # the next workers want their memory
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
     log(f"storage  {saved_per_s / 1e6:.4g} MB/s to {config.runs_folder}, {restored_per_s / 1e6:.4g} MB/s from there")
     link, backend = measure_link()
     log(f"link     {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us by {backend}")
@@ -49,7 +53,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     log(f"restart  {resize_s:.3g} s for two new workers")
     here = machine()
     devices = torch.cuda.device_count() or max(1, here["cores"] // scaling.cpus_per_worker)
-    at_once = min(devices, scaling.most_workers)
+    at_once = min(devices, max(2, scaling.most_workers))
     slowdown = measure_slowdown(config, workers=at_once, devices=devices, rounds=rounds)
     log(f"node     {slowdown:.3g} times as long a step with all {devices} devices at work, by {at_once} workers")
     return DeviceProfile(

@@ -11,15 +11,16 @@ from tokendrop.schedule.scaling import change_s
 from tokendrop.track.run_folder import open_run_folder, read_attempts
 
 
-def check_resizes(run: Path) -> None:
-    """Check that the workers of a run changed.
+def plan_with_resizes(run: Path) -> RunPlan:
+    """The plan of a run whose workers changed.
 
     Raises:
         UserError: they did not, or this is no run folder.
     """
-    open_run_folder(run)
+    config, _ = open_run_folder(run)
     if not read_attempts(run)[1]:
         raise UserError(f"{run}: want a run whose workers changed; its metrics.jsonl tells of no change")
+    return config.plan
 
 
 def with_resizes(profile: DeviceProfile, plan: RunPlan, run: Path) -> DeviceProfile:
@@ -27,7 +28,7 @@ def with_resizes(profile: DeviceProfile, plan: RunPlan, run: Path) -> DeviceProf
 
     Args:
         plan: of that run's model and strategy.
-        run: one that `check_resizes` lets pass.
+        run: one that `plan_with_resizes` lets pass.
     """
     pauses, free = read_attempts(run)[1], replace(profile, resize_s=0.0)
     rest = [one["pause_s"] - change_s(plan, free, one["from"], one["to"]) for one in pauses]

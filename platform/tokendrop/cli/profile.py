@@ -42,15 +42,14 @@ def run(options: argparse.Namespace) -> Outcome:
     config = load_job(options.job, options.overrides)
     out = _new_file(options.out or Path(f"{config.name}.profile.yaml"))
     from tokendrop.bench.profile import measure_profile
-    from tokendrop.bench.resizes import check_resizes, with_resizes
+    from tokendrop.bench.resizes import plan_with_resizes, with_resizes
     from tokendrop.launch.memory import check_memory
 
     check_memory(config)
-    if options.resizes is not None:
-        check_resizes(options.resizes)
+    resized = None if options.resizes is None else plan_with_resizes(options.resizes)
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, log=log)
-    if options.resizes is not None:
-        measured = with_resizes(measured, config.plan, options.resizes)
+    if resized is not None:
+        measured = with_resizes(measured, resized, options.resizes)
     return _written(measured, out)
 
 
