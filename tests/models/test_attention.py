@@ -83,7 +83,7 @@ def test_in_bf16_they_are_close_to_float32(tokens: int) -> None:
     rounded = [part.detach().bfloat16().requires_grad_() for part in parts]
     exact = [part.detach().float().requires_grad_() for part in rounded]
     with torch.autocast("cpu", torch.bfloat16):
-        assert takes_products(rounded[0], 0.0)
+        assert takes_products(rounded[0], 0.0, keys=rounded[1].shape[2])
         out = causal_attention(*rounded)
     assert out.dtype == torch.bfloat16
     expected = by_torch(*exact)
@@ -94,7 +94,7 @@ def test_in_bf16_they_are_close_to_float32(tokens: int) -> None:
 
 
 def chosen(*shape: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", dropout: float = 0.0) -> bool:
-    return takes_products(torch.empty(shape, dtype=dtype, device=device), dropout)
+    return takes_products(torch.empty(shape, dtype=dtype, device=device), dropout, keys=shape[2])
 
 
 def test_products_are_for_bf16_on_cpus_at_lengths_whose_scores_fit() -> None:

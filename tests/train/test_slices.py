@@ -75,6 +75,12 @@ def test_parts_that_are_not_all_alike_are_not_taken_for_slices(
     assert rows_of_slices(tensor) is None
 
 
+@pytest.mark.parametrize("shape", [(), (-10, 2), (10, -2)])
+def test_what_has_no_rows_has_no_slices(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="has no slices"):
+        as_slices(torch.Size(shape), change(), FILES)
+
+
 def change(**changed: Any) -> dict[str, Any]:
     return described(4, *columns(places(3))) | changed
 

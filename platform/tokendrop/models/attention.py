@@ -22,11 +22,11 @@ def causal_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, first: i
     Args:
         first: the place of the first query among the keys, where these are more tokens.
     """
-    tokens = q_BHSW.shape[2]
+    tokens, all_keys = q_BHSW.shape[2], k_BHSW.shape[2]
     keys = first + tokens
-    if k_BHSW.shape[2] != tokens:
+    if all_keys != tokens:
         k_BHSW, v_BHSW = k_BHSW[:, :, :keys], v_BHSW[:, :, :keys]
-    if takes_products(q_BHSW, dropout):
+    if takes_products(q_BHSW, dropout, keys=all_keys):
         later = torch.full((tokens, keys), -math.inf, dtype=q_BHSW.dtype, device=q_BHSW.device).triu(1 + first)
         return attention_by_products(q_BHSW, k_BHSW, v_BHSW, later)
     if first:
@@ -37,7 +37,7 @@ def causal_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, first: i
 
 def full_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, dropout: float = 0.0) -> Tensor:
     """Softmax attention of each token to all, (B, H, S, W); chosen as `causal_attention`."""
-    if takes_products(q_BHSW, dropout):
+    if takes_products(q_BHSW, dropout, keys=k_BHSW.shape[2]):
         return attention_by_products(q_BHSW, k_BHSW, v_BHSW, q_BHSW.new_zeros(1, 1))
     return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, dropout_p=dropout)
 
@@ -53,21 +53,21 @@ def masked_attention(
     batch, heads, tokens, _ = q_BHSW.shape
     # not minus infinity, whose softmax is not a number where a layer has kept nothing but padding
     bias = torch.zeros_like(mask_B11S, dtype=q_BHSW.dtype).masked_fill(~mask_B11S, torch.finfo(q_BHSW.dtype).min)
-    if takes_products(q_BHSW, dropout):
+    if takes_products(q_BHSW, dropout, keys=k_BHSW.shape[2]):
         return attention_by_products(q_BHSW, k_BHSW, v_BHSW, bias.expand(-1, heads, -1, -1).flatten(0, 1))
     bias = bias.expand(batch, -1, tokens, -1)
     return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, attn_mask=bias, dropout_p=dropout)
 
 
-def takes_products(q_BHSW: Tensor, dropout: float) -> bool:
-    """Whether batched matrix products are faster than torch's kernel.
+def takes_products(q_BHSW: Tensor, dropout: float, *, keys: int) -> bool:
+    """Whether batched matrix products are faster than torch's kernel; the same on all workers that share tokens out.
 
     They are in bf16 on a CPU, whose matrix unit that kernel's backward pass hardly uses: with 8 x 4 heads of 64 it
     takes 8.3 ms for 128 tokens and 33.6 for 512, products 1.9 and 19.7. In float32 neither is faster by much.
     """
     batch, heads, tokens, _ = q_BHSW.shape
     is_bf16_on_cpu = q_BHSW.device.type == "cpu" and q_BHSW.dtype == torch.bfloat16
-    return is_bf16_on_cpu and not dropout and batch * heads * tokens * tokens <= _SCORES_AT_ONCE
+    return is_bf16_on_cpu and not dropout and batch * heads * tokens * keys <= _SCORES_AT_ONCE
 
 
 def attention_by_products(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, bias: Tensor) -> Tensor:

@@ -35,11 +35,12 @@ def build_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
 def _groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, object]]:
     """Matrices and the rest; where workers share parameters out in several ways, those of each way, for torch updates
     the parameters of a group at once."""
-    meshes = dict.fromkeys(getattr(p, "device_mesh", None) for p in parameters)
+    shared: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        shared.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return [
-        {"params": [p for p in some if (p.ndim >= 2) == decays], "weight_decay": weight_decay if decays else 0.0}
-        for mesh in meshes
-        for some in [[p for p in parameters if getattr(p, "device_mesh", None) == mesh]]
+        {"params": [p for p in alike if (p.ndim >= 2) == decays], "weight_decay": weight_decay if decays else 0.0}
+        for alike in shared.values()
         for decays in (True, False)
     ]
 

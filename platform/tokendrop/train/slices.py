@@ -112,6 +112,8 @@ def as_slices(shape: torch.Size, found: Mapping[str, Any], files: Mapping[str, i
     """
     columns = {key: array("Q", found[key]) for key in _COLUMNS}
     rows, sizes = int(found["rows"]), tuple(files.values())
+    if not shape or min(shape) < 0:
+        raise ValueError(f"a tensor of shape {tuple(shape)} has no slices")
     if rows < 1 or len({-(-shape[0] // rows), *map(len, columns.values())}) != 1:
         raise ValueError("the slices are not all of the tensor")
     if max(columns["file"]) >= len(sizes):
