@@ -40,7 +40,7 @@ def profile_from(file: Path, *, like: str, name: str) -> DeviceProfile:
         )
     except UserError:
         raise
-    except (ValueError, LookupError, TypeError, ArithmeticError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         raise UserError(f"{file}: want a {_KIND}, as --out of that writes it") from None
     return replace(
         build(DeviceProfile, like, "--like"),

@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Iterator
 
-from tokendrop.cli.arguments import job_file, path
+from tokendrop.cli.arguments import job_file, path, run_place
 from tokendrop.cli.command import Command, Outcome
 
-_FILE_TYPES = (job_file, path)
+_FILE_TYPES = (job_file, path, run_place)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
