@@ -11,7 +11,7 @@ import pytest
 
 from stores import INTERNAL, S3, SLOW_DOWN, s3_server
 from tokendrop.data.shards import store
-from tokendrop.errors import StorageError, UserError
+from tokendrop.errors import DamagedDataError, StorageError, UserError
 from tokendrop.track import run_home
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, METRICS
 from tokendrop.track.parts import span_of, write_part
@@ -79,6 +79,13 @@ def save(home: RunHome, step: int, *, keep: int = 1, content: str = "weights") -
     home.remove_old(keep)
 
 
+def in_store(home: RunHome, step: int) -> str:
+    """The name there of the weights of a checkpoint."""
+    folder = f"{CHECKPOINTS}/{step_name(step)}/"
+    (found,) = [name for name in home.store.files(CHECKPOINTS) if name.startswith(folder) and META not in name]
+    return found
+
+
 def elsewhere(runs: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run as another machine gets it."""
     monkeypatch.setenv(PLACE, str(folder))
@@ -144,10 +151,21 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(s3, runs, tmp_path, monkey
     home = begun(runs)
     for step in (3, 6):
         save(home, step, keep=2)
-    damaged = f"{CHECKPOINTS}/{step_name(6)}/weights.distcp"
-    home.store.put(damaged, b"others")
+    home.store.put(in_store(home, 6), b"others")
     assert state(elsewhere(runs, tmp_path / "there", monkeypatch)) == (3, [3])
     assert f"{step_name(6)}/weights.distcp: damaged" in capfd.readouterr().err
+
+
+def test_a_committed_checkpoint_that_lacks_a_file_is_passed_over_and_told(s3, runs, tmp_path, monkeypatch, capfd):
+    home = begun(runs)
+    for step in (3, 6):
+        save(home, step, keep=2)
+    home.store.remove(in_store(home, 6))
+    assert state(elsewhere(runs, tmp_path / "there", monkeypatch)) == (3, [3])
+    assert "weights.distcp: there is no such file" in capfd.readouterr().err
+    home.store.remove(in_store(home, 3))
+    with pytest.raises(DamagedDataError, match=r"no other checkpoint that is whole$"):
+        elsewhere(runs, tmp_path / "elsewhere", monkeypatch)
 
 
 def test_the_live_record_goes_in_whole_lines_and_comes_back_as_it_was(s3, runs, tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ class _Copy:
             arriving.mkdir(parents=True)
             try:
                 atomic_write(arriving / META, meta)
-                self.store.fetch_all((f"{name}/{file}", arriving / file) for file in read_meta(arriving)["files"])
+                self._fetch_files(name, arriving)
                 check_whole(arriving)
                 break
             except DamagedDataError as error:
@@ -138,6 +138,14 @@ class _Copy:
         shutil.rmtree(here, ignore_errors=True)
         arriving.rename(here)
         arriving.parent.rmdir()
+
+    def _fetch_files(self, name: str, arriving: Path) -> None:
+        try:
+            self.store.fetch_all((f"{name}/{file}", arriving / file) for file in read_meta(arriving)["files"])
+        except MissingError as error:
+            if self.store.has(f"{name}/{META}"):  # what says that all of it is there: it was not just removed
+                raise DamagedDataError(str(error)) from None
+            raise
 
     def _parts(self, files: Mapping[str, Told], step: int) -> None:
         """Have the parts of the record up to `step`, and no others."""
