@@ -44,11 +44,16 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive_lock(
-    folder: Path, *, patience_s: float = math.inf, while_waiting: Callable[[], None] = lambda: None
+    folder: Path,
+    *,
+    name: str = LOCK,
+    patience_s: float = math.inf,
+    while_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Around work on a folder: one process at a time, on any machine; one that is killed leaves it to the next.
 
     Args:
+        name: of the lock's file; work under another name may go on at once.
         patience_s: so long another process is waited for.
         while_waiting: called again and again until then; the wait ends with what it raises.
     Raises:
@@ -57,7 +62,7 @@ def exclusive_lock(
     deadline = time.monotonic() + patience_s
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
+        lock = (folder / name).open("w")
     except OSError as error:
         raise UserError(f"{folder}: can't write there ({error.strerror or error})") from None
     with lock:

@@ -18,6 +18,7 @@ from tokendrop.launch.trainer import fit_in_this_process, run_training
 from tokendrop.track import run_home
 from tokendrop.track.audit import audit
 from tokendrop.track.run_copy import copied_run
+from tokendrop.track.run_files import committed_in
 from tokendrop.track.run_home import RunHome
 from tokendrop.track.run_store import RunStore
 
@@ -40,7 +41,7 @@ def runs(tmp_path: Path) -> str:
 
 def committed_step(address: str) -> int:
     """Of a run, as the store tells it."""
-    return max(run_home.committed_in(RunStore(address).files("checkpoints")), default=0)
+    return max(committed_in(RunStore(address).files("checkpoints")), default=0)
 
 
 def on_another_machine(tmp_path: Path, address: str) -> Path:

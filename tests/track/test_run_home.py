@@ -2,103 +2,22 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from stores import INTERNAL, S3, SLOW_DOWN, s3_server
-from tokendrop.data.shards import store
+from stored_runs import EVERY, begun, elsewhere, in_store, save, state, written
+from stores import INTERNAL, SLOW_DOWN
 from tokendrop.errors import DamagedDataError, StorageError, UserError
 from tokendrop.track import run_home
-from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, METRICS
-from tokendrop.track.parts import span_of, write_part
+from tokendrop.track.journal import LEDGER, METRICS
 from tokendrop.track.run_copy import bring, copied_run
-from tokendrop.track.run_home import DRIVER, RunHome, write_home
+from tokendrop.track.run_files import DRIVER, committed_in
+from tokendrop.track.run_home import RunHome, write_home
 from tokendrop.track.run_store import PLACE, RunStore, check_writable, runs_place, split_address
-from tokendrop.train.checkpoint_index import CHECKPOINTS, META, check_whole, committed, step_name, step_of, write_meta
-from tokendrop.train.sealed import file_sha256
+from tokendrop.train.checkpoint_index import CHECKPOINTS, META, step_name
 
 DENIED = "403 Forbidden", b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-EVERY = 3  # steps from one checkpoint to the next
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with pytest.MonkeyPatch.context() as patch, s3_server() as server:
-        patch.setattr(store, "_FIRST_PAUSE_S", 0.01)
-        for name, value in S3.ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield server
-
-
-@pytest.fixture
-def runs(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An address for runs, which no other test has."""
-    monkeypatch.setenv(PLACE, str(tmp_path / "here"))
-    yield s3.uri(f"bucket/{tmp_path.name}")
-    s3.app.trouble = lambda method, path: None
-
-
-def begun(runs: str) -> RunHome:
-    """A run of which nothing is trained."""
-    folder = runs_place(runs) / "one"
-    write_home(folder, runs.replace("?", "/one?"))
-    (folder / "job.yaml").write_text("name: one\n")
-    (folder / METRICS).write_text('{"driver_from": 0}\n')
-    home = RunHome(folder)
-    home.begin()
-    return RunHome(folder)  # as a worker has it
-
-
-def written(home: RunHome, step: int, content: str = "weights") -> Path:
-    """A checkpoint that the workers have written, and what the run has recorded up to it; not committed."""
-    row = {"step": [step], "rank": [0], "world_size": [1], "sample_ids": [[step]]}
-    write_part(home.folder / LEDGER, pa.table(row, schema=LEDGER_SCHEMA), start=step - EVERY, end=step, rank=0)
-    with (home.folder / METRICS).open("a") as live:
-        live.write(f'{{"paused_at": {step}}}\n{{"half a li')
-    checkpoint = home.folder / CHECKPOINTS / f"{step_name(step)}.partial"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "weights.distcp").write_text(f"{content} of {step}")
-    write_meta(checkpoint, {"step": step}, {"weights.distcp": file_sha256(checkpoint / "weights.distcp")})
-    return checkpoint
-
-
-def save(home: RunHome, step: int, *, keep: int = 1, content: str = "weights") -> None:
-    """As `Checkpoints` does."""
-    checkpoint = written(home, step, content)
-    home.put(checkpoint / "weights.distcp")
-    home.commit(checkpoint)
-    shutil.rmtree(checkpoint.with_suffix(""), ignore_errors=True)
-    checkpoint.rename(checkpoint.with_suffix(""))
-    for old in committed(home.folder / CHECKPOINTS)[:-keep]:
-        shutil.rmtree(old)
-    home.remove_old(keep)
-
-
-def in_store(home: RunHome, step: int) -> str:
-    """The name there of the weights of a checkpoint."""
-    folder = f"{CHECKPOINTS}/{step_name(step)}/"
-    (found,) = [name for name in home.store.files(CHECKPOINTS) if name.startswith(folder) and META not in name]
-    return found
-
-
-def elsewhere(runs: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The run as another machine gets it."""
-    monkeypatch.setenv(PLACE, str(folder))
-    return bring(runs, "one")
-
-
-def state(run: Path) -> tuple[int, list[int]]:
-    """The step of a run's newest checkpoint, which is whole, and the ends of its parts."""
-    saved = committed(run / CHECKPOINTS)
-    for checkpoint in saved:
-        check_whole(checkpoint)
-    spans = [span_of(part) for part in (run / LEDGER).glob("*.parquet")]
-    return (step_of(saved[-1]) if saved else 0), sorted(span[1] for span in spans if span)
 
 
 class Death:
@@ -129,7 +48,7 @@ def test_wherever_a_writer_dies_the_store_has_one_checkpoint_or_the_other(s3, ru
         shutil.rmtree(folder / CHECKPOINTS / step_name(2 * EVERY), ignore_errors=True)
     assert found == sorted(found)
     assert {*found} == {EVERY, 2 * EVERY}  # it died before and after the new one counted
-    assert RunHome(folder).steps() == [2 * EVERY]
+    assert list(committed_in(RunHome(folder).store.files(CHECKPOINTS))) == [2 * EVERY]
 
 
 def test_what_is_behind_the_step_that_a_run_goes_on_from_is_written_anew(s3, runs, tmp_path, monkeypatch):
@@ -153,7 +72,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(s3, runs, tmp_path, monkey
         save(home, step, keep=2)
     home.store.put(in_store(home, 6), b"others")
     assert state(elsewhere(runs, tmp_path / "there", monkeypatch)) == (3, [3])
-    assert f"{step_name(6)}/weights.distcp: damaged" in capfd.readouterr().err
+    assert f"{step_name(6)}/{home.driver}/weights.distcp: damaged" in capfd.readouterr().err
 
 
 def test_a_committed_checkpoint_that_lacks_a_file_is_passed_over_and_told(s3, runs, tmp_path, monkeypatch, capfd):
@@ -187,8 +106,8 @@ def test_the_live_record_goes_in_whole_lines_and_comes_back_as_it_was(s3, runs, 
 def test_a_driver_that_began_later_ends_the_one_before(s3, runs):
     home = begun(runs)
     save(home, 3)
-    RunHome(home.folder).begin()
-    with pytest.raises(StorageError, match=r"a driver on \S+ trains this run by now, since"):
+    RunHome(home.folder).take_over()
+    with pytest.raises(StorageError, match=r"a driver on \S+ now trains this run, since"):
         save(home, 6)
     assert home.committed_step() == 3
 
@@ -198,6 +117,7 @@ def test_a_run_that_begins_with_a_checkpoint_brings_it_along(s3, runs, tmp_path,
     write_home(folder, runs.replace("?", "/one?"))
     checkpoint = written(home := RunHome(folder), 3)
     checkpoint.rename(checkpoint.with_suffix(""))
+    home.take_over()
     home.begin()
     assert state(elsewhere(runs, tmp_path / "there", monkeypatch)) == (3, [3])
 
@@ -222,7 +142,7 @@ def test_a_store_that_fails_for_long_is_told_in_one_sentence(s3, runs, monkeypat
     monkeypatch.setattr(run_home, "_PATIENCE_S", 0.2)
     home = begun(runs)
     save(home, 3)
-    s3.app.trouble = lambda method, path: None if method == "GET" else ("503 Slow Down", SLOW_DOWN)
+    s3.app.trouble = lambda method, path: None if method in ("GET", "HEAD") else ("503 Slow Down", SLOW_DOWN)
     with pytest.raises(StorageError) as told:
         save(home, 6)
     said = str(told.value)
@@ -277,4 +197,4 @@ def test_the_driver_s_own_file_and_locks_stay_where_they_belong(s3, runs, tmp_pa
     files = s3.files(f"bucket/{tmp_path.name}/one")
     assert not [file for file in files if file.rpartition("/")[2].startswith(".")]
     assert json.loads(s3.content(f"bucket/{tmp_path.name}/one/{DRIVER}"))["id"] == home.driver
-    assert f"{CHECKPOINTS}/{step_name(3)}/{META}" in files
+    assert f"{CHECKPOINTS}/{step_name(3)}/{home.driver}/{META}" in files

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import is_uri
 from tokendrop.errors import UserError
+from tokendrop.track.run_copy import refresh
 from tokendrop.track.run_home import RunHome, home_of
 from tokendrop.track.run_store import check_writable, split_address
 
@@ -38,13 +39,14 @@ def check_store(config: ExperimentConfig, resume: Path | None) -> None:
 def kept_in_store(run: Path) -> Iterator[RunHome | None]:
     """While the block runs, this process is the driver of a run that a store keeps; None for one in a folder alone.
 
-    What has come to the run's record is written there at the end; where the block fails, if that can be done soon.
+    Its folder, which this process has locked, is first made what the store has. What has come to the run's record is
+    written there at the end; where the block fails, if that can be done soon.
     """
     home = home_of(run)
     if home is None:
         yield None
         return
-    home.begin()
+    refresh(home)
     try:
         yield home
     except BaseException:

@@ -97,10 +97,13 @@ def run_training(
         if resume is not None:
             check_same_rows(resume, data)
         run = create_run_folder(config) if resume is None else resume.absolute()
-        with exclusive_lock(run, patience_s=_LEAVING_S):
+        with exclusive_lock(run, patience_s=_LEAVING_S), kept_in_store(run) as home:
+            if home is not None and resume is not None:
+                check_goes_on(config, resume)  # from the newest checkpoint there
             describe_run(run, config, data)
-            with kept_in_store(run) as home:
-                mlflow_run_id = _train(run, config, data, head, evaluate, fit or fit_on_ray_train)
+            if home is not None:
+                home.begin()
+            mlflow_run_id = _train(run, config, data, head, evaluate, fit or fit_on_ray_train)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
     stored = {"address": home.address} if home else {}
     return {**summarize(run), **stored, "mlflow_run_id": mlflow_run_id}

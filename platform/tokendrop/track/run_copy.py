@@ -12,14 +12,26 @@ from tokendrop.atomic import atomic_write, exclusive_lock, is_locked
 from tokendrop.data.corpus.sources import public_name
 from tokendrop.data.shards.store import MissingError
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.track.journal import LEDGER, METRICS, STEPS
-from tokendrop.track.run_home import HOME, chained, committed_in, is_behind, is_small, write_home
+from tokendrop.track.journal import METRICS
+from tokendrop.track.run_files import DATASETS, chained, committed_in, is_behind, is_small
+from tokendrop.track.run_home import HOME, RunHome, write_home
 from tokendrop.track.run_store import FIRST_PATIENCE_S, RunStore, Told, address_below, runs_place, split_address
-from tokendrop.train.checkpoint_index import CHECKPOINTS, META, check_whole, committed, read_meta, step_name, step_of
+from tokendrop.train.checkpoint_index import (
+    CHECKPOINTS,
+    META,
+    aside,
+    check_whole,
+    committed,
+    read_meta,
+    step_name,
+    step_of,
+)
 
 JOB = "job.yaml"
 _ARRIVING = ".arriving"
 _SEEN = ".seen"
+_COPYING = ".copying"
+"""The lock of who makes a folder what the store has; that of a driver is another, held as long as it trains."""
 _MOST_DAMAGED = 3  # copies of a checkpoint in a row
 _RUNS_AT_ONCE = 8
 
@@ -59,13 +71,27 @@ def bring(runs_folder: str, name: str, *, checkpoint: bool = True) -> Path:
         checkpoint: whether the newest checkpoint is copied too.
     """
     folder, address = runs_place(runs_folder) / name, address_below(runs_folder, name)
-    if is_locked(folder):
-        return folder
-    with exclusive_lock(folder):
+    with exclusive_lock(folder, name=_COPYING):  # asked first: a driver that begins holds it until its copy is whole
+        if is_locked(folder):
+            return folder
         if not (folder / HOME).exists():
             write_home(folder, address)
         _Copy(folder, RunStore(address)).update(checkpoint=checkpoint)
     return folder
+
+
+def refresh(home: RunHome) -> None:
+    """Make the folder of a driver, which has its lock, what the store has; from now on this driver trains the run.
+
+    A run that the store does not have yet stays as it is.
+
+    Raises:
+        UserError: the store does not take that, or does not give the run.
+    """
+    with exclusive_lock(home.folder, name=_COPYING):
+        home.take_over()  # first, so that nothing newer is committed while this is copied
+        if home.store.has(JOB):
+            _Copy(home.folder, home.store).update(checkpoint=True)
 
 
 class _Copy:
@@ -101,14 +127,17 @@ class _Copy:
 
     def _checkpoint(self, files: Mapping[str, Told]) -> int:
         """Have the newest checkpoint that is whole, and none that the store lacks behind it; its step."""
-        newest, damage = 0, None
-        for step in reversed(committed_in(files)):
+        newest, damage, saved = 0, None, committed_in(files)
+        for step in reversed(saved):
+            here = self.folder / CHECKPOINTS / step_name(step)
             try:
-                self._bring_checkpoint(step)
+                self._bring_checkpoint(saved[step], here)
             except DamagedDataError as error:
                 damage = error
                 print(f"note     {error}; the checkpoint before it counts in its place", file=sys.stderr)
+                aside(here).mkdir(parents=True, exist_ok=True)  # by which a driver may remove it there
                 continue
+            shutil.rmtree(aside(here), ignore_errors=True)
             newest = step
             break
         if damage and not newest:
@@ -118,9 +147,8 @@ class _Copy:
                 shutil.rmtree(later)
         return newest
 
-    def _bring_checkpoint(self, step: int) -> None:
-        name = f"{CHECKPOINTS}/{step_name(step)}"
-        here, arriving = self.folder / name, self.folder / CHECKPOINTS / _ARRIVING / step_name(step)
+    def _bring_checkpoint(self, name: str, here: Path) -> None:
+        arriving = here.parent / _ARRIVING / here.name
         meta = self.store.read(f"{name}/{META}")
         if _is_same(here, meta):
             return
@@ -149,20 +177,19 @@ class _Copy:
 
     def _parts(self, files: Mapping[str, Told], step: int) -> None:
         """Have the parts of the record up to `step`, and no others."""
-        datasets = (STEPS, LEDGER)
         wanted = {
             name: told
             for name, told in files.items()
-            if name.partition("/")[0] in datasets and not is_behind(name, step)
+            if name.partition("/")[0] in DATASETS and not is_behind(name, step)
         }
-        for part in (part for dataset in datasets for part in (self.folder / dataset).glob("*.parquet")):
+        for part in (part for dataset in DATASETS for part in (self.folder / dataset).glob("*.parquet")):
             if f"{part.parent.name}/{part.name}" not in wanted:
                 part.unlink()
         self._fetch_unseen(wanted)
 
     def _metrics(self, files: Mapping[str, Told]) -> None:
         """Have the live record begin with what the store has of it; what is behind that stays, where it is the same."""
-        chain = chained(name for name in files if name.startswith(f"{METRICS}/"))
+        chain = chained({name: told for name, told in files.items() if name.startswith(f"{METRICS}/")})
         if all(self.seen.get(part) == list(files[part]) for part in chain) and (self.folder / METRICS).exists():
             return
         content, path = b"".join(self.store.read(part) for part in chain), self.folder / METRICS

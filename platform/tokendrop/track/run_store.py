@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -67,13 +67,19 @@ class RunStore(StoredFolder):
             for _ in threads.map(lambda one: self.fetch(*one), list(files)):
                 pass
 
-    def put(self, file: str, content: Path | bytes) -> None:
-        """Write a file there, whole or not at all; raises UserError where the store does not take it."""
-        self.asking(file, partial(self._copy_to, file, content), doing="write")
+    def put(self, file: str, content: Path | bytes, *, before: Callable[[], object] = bool) -> None:
+        """Write a file there, whole or not at all.
 
-    def remove(self, file: str) -> None:
-        """Remove a file there; one that is gone is well."""
-        self.asking(file, partial(self._remove, file), doing="remove")
+        Args:
+            before: called before each try; what it raises ends them.
+        Raises:
+            UserError: the store does not take it.
+        """
+        self.asking(file, lambda: (before(), self._copy_to(file, content)), doing="write")
+
+    def remove(self, file: str, *, before: Callable[[], object] = bool) -> None:
+        """Remove a file there, as `put` writes one; one that is gone already is no error."""
+        self.asking(file, lambda: (before(), self._remove(file)), doing="remove")
 
     def _files(self, below: str, recursive: bool) -> dict[str, Told]:
         store, root = self.opened

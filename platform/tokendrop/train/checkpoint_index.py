@@ -162,13 +162,17 @@ def latest_checkpoint(path: Path) -> Path:
     return newest
 
 
+def aside(checkpoint: Path) -> Path:
+    """Where a checkpoint lies once it has proved damaged."""
+    return checkpoint.with_name(f"{checkpoint.name}.damaged")
+
+
 def set_aside(newest: Path) -> None:
     """Give the suffix `.damaged` to the checkpoints after the newest one that counts."""
     saved = committed(newest.parent)
     for damaged in saved[saved.index(newest) + 1 :]:
-        aside = damaged.with_name(f"{damaged.name}.damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        damaged.rename(aside)
+        shutil.rmtree(aside(damaged), ignore_errors=True)
+        damaged.rename(aside(damaged))
 
 
 def committed_step(folder: Path) -> int:
