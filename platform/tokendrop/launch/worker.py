@@ -4,7 +4,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +30,6 @@ from tokendrop.train.device import describe_device, tune_cpu
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.initial import find_initial
 from tokendrop.train.loop import TrainComponents
-from tokendrop.train.reader import from_rank_0
 from tokendrop.train.trace import tracing
 from tokendrop.train.warm_up import warm_up
 from tokendrop.train.worker import build_engine, train_by_plan
@@ -78,8 +76,7 @@ def run_worker(
     scores, home = config.drop.scores(config.model.vocab_size, device), home_of_worker(spec.run, spec.driver)
     checkpoints = _checkpoints(spec, scores, home)
     engine, dropping, start = _restored(config, checkpoints, device)
-    if home is not None:
-        from_rank_0(partial(home.cut, start), checkpoints.group)  # which takes as long as the store does
+    checkpoints.go_on(start)
 
     timings = [*RunControl(spec.run).timings, ("start", called), ("restore", time.time())]
     control = WorkerControl(RunControl(spec.run), rank=rank, agree=broadcast_from_rank_0, must_save=must_save)

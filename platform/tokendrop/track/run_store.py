@@ -2,9 +2,10 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -13,7 +14,7 @@ import pyarrow.fs as pafs
 
 from tokendrop.config.files import not_a_runs_folder
 from tokendrop.data.corpus.sources import public_name
-from tokendrop.data.shards.store import StoredFolder
+from tokendrop.data.shards.store import LocalFileError, StoredFolder
 from tokendrop.errors import UserError
 
 PLACE = "TOKENDROP_STORED_RUNS"
@@ -21,6 +22,7 @@ PLACE = "TOKENDROP_STORED_RUNS"
 _DEFAULT_PLACE = "~/.cache/tokendrop/runs"
 FIRST_PATIENCE_S = 20.0  # for a store that is asked before anything has begun
 _CHUNK_BYTES = 2**23
+_HELD_BYTES = 2**26  # of a file, in memory
 _THREADS = 8
 _NAME_LETTERS = 12
 
@@ -52,6 +54,7 @@ class RunStore(StoredFolder):
         Raises:
             MissingError: there is no such file.
             UserError: the store does not give it.
+            OSError: it can't be written here.
         """
         to.parent.mkdir(parents=True, exist_ok=True)
         partial_path = to.with_name(f".{to.name}.{uuid4().hex[:8]}")
@@ -74,8 +77,9 @@ class RunStore(StoredFolder):
             before: called before each try; what it raises ends them.
         Raises:
             UserError: the store does not take it.
+            OSError: a file of this machine can't be read.
         """
-        self.asking(file, lambda: (before(), self._copy_to(file, content)), doing="write")
+        self.asking(file, lambda: (before(), _uninterrupted(partial(self._copy_to, file, content))), doing="write")
 
     def remove(self, file: str, *, before: Callable[[], object] = bool) -> None:
         """Remove a file there, as `put` writes one; one that is gone already is no error."""
@@ -98,26 +102,76 @@ class RunStore(StoredFolder):
 
     def _copy_from(self, file: str, to: Path) -> None:
         store, root = self.opened
-        with store.open_input_stream(f"{root}/{file}", compression=None) as source, to.open("wb") as copy:
-            while chunk := source.read(_CHUNK_BYTES):
-                copy.write(chunk)
-            copy.flush()
-            os.fsync(copy.fileno())
+        with store.open_input_stream(f"{root}/{file}", compression=None) as source:
+            with _of_this_machine():
+                copy = to.open("wb")
+            try:
+                while chunk := source.read(_CHUNK_BYTES):
+                    with _of_this_machine():
+                        copy.write(chunk)
+                with _of_this_machine():
+                    copy.flush()
+                    os.fsync(copy.fileno())
+            finally:
+                with suppress(OSError):  # again of what was just told
+                    copy.close()
 
     def _copy_to(self, file: str, content: Path | bytes) -> None:
         store, root = self.opened
+        if isinstance(content, Path):
+            with _of_this_machine():
+                if content.stat().st_size <= _HELD_BYTES:
+                    content = content.read_bytes()
+        if isinstance(content, Path):
+            self._stream_to(f"{root}/{file}", content)
+            return
         with store.open_output_stream(f"{root}/{file}", compression=None) as out:
-            if isinstance(content, bytes):
-                out.write(content)
-                return
-            with content.open("rb") as source:
-                while chunk := source.read(_CHUNK_BYTES):
-                    out.write(chunk)
+            out.write(content)
+
+    def _stream_to(self, path: str, content: Path) -> None:
+        """Arrow sends what it is given in the background, however much that is, and can't give up what it has begun."""
+        store, _ = self.opened
+        out = store.open_output_stream(path, compression=None)
+        try:
+            for chunk in _chunks(content):
+                out.write(chunk)
+                if out.tell() % _HELD_BYTES == 0:
+                    out.flush()  # waits until all of that is there
+            out.close()
+        except BaseException:
+            with suppress(Exception):
+                out.close()
+                store.delete_file(path)  # it is cut short
+            raise
 
     def _remove(self, file: str) -> None:
         store, root = self.opened
         with suppress(FileNotFoundError):
             store.delete_file(f"{root}/{file}")
+
+
+@contextmanager
+def _of_this_machine() -> Iterator[None]:
+    """Around what is done to files here, whose errors are not the store's."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalFileError(error) from error
+
+
+def _chunks(file: Path) -> Iterator[bytes]:
+    with _of_this_machine(), file.open("rb") as source:
+        while chunk := source.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _uninterrupted(write: Callable[[], None]) -> None:
+    """Write to the end, though Ctrl-C comes meanwhile: Arrow completes whatever it has begun, cut short or not."""
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        write()
+        return
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(write).result()
 
 
 def address_below(address: str, name: str) -> str:

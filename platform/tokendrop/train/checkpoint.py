@@ -1,6 +1,7 @@
 """What is saved, and when it counts: one folder a step, committed by a rename."""
 
 import shutil
+import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -12,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 
-from tokendrop.errors import DamagedDataError, UserError
+from tokendrop.errors import DamagedDataError, StorageError, UserError
 from tokendrop.method import TokenScores
 from tokendrop.train.checkpoint_index import committed, newest_complete, remove_old, set_aside, step_name
 from tokendrop.train.engines.base import Engine
@@ -26,6 +27,10 @@ class SetAsideError(RuntimeError):
 
 class CheckpointStore(Protocol):
     """Where checkpoints are kept beside their folder: a run's place in an object store."""
+
+    def cut(self, step: int) -> None:
+        """Remove what is behind the step that the run goes on from; by rank 0."""
+        ...
 
     def put(self, file: Path) -> None:
         """Write a file of a checkpoint there; by each rank, those that it has written."""
@@ -73,6 +78,15 @@ class Checkpoints:
         self.group: Any = dist.new_group(backend="gloo") if shared else None
         self._is_first = self.group is None or dist.get_rank() == 0
         self._pinned: AsyncStager | None = None
+
+    def go_on(self, step: int) -> None:
+        """By all ranks, before they train on from `step`: the store has nothing behind it from now on.
+
+        Raises:
+            UserError: what rank 0 was told by the store; on all ranks, which wait for it here.
+        """
+        if self.store is not None:
+            from_rank_0(partial(self.store.cut, step), self.group)
 
     def save(self, engine: Engine, step: int) -> None:
         """Start saving `step`; training may go on at once. Waits for the save before it."""
@@ -134,11 +148,18 @@ class Checkpoints:
                 shutil.rmtree(final, ignore_errors=True)
                 unfinished.rename(final)
                 remove_old(self.folder, self.keep)
-                if self.store is not None:
-                    self.store.remove_old(self.keep)
+                self._remove_old_in_store()
             done.set_result(None)
         except BaseException as error:  # for the thread that waits
             done.set_exception(error)
+
+    def _remove_old_in_store(self) -> None:
+        if self.store is None:
+            return
+        try:
+            self.store.remove_old(self.keep)
+        except StorageError as error:  # the new one is committed
+            print(f"note     older checkpoints stay: {error}", file=sys.stderr, flush=True)
 
     def newest(self) -> Path | None:
         """What `newest_complete` gives on rank 0, whose view of the storage counts: it may show others an older one.

@@ -31,6 +31,14 @@ class MissingError(UserError):
     """The store has no such file, or no such bucket."""
 
 
+class LocalFileError(Exception):
+    """What a file of this machine raises amid a request, which is no store's failure."""
+
+    def __init__(self, said: OSError) -> None:
+        super().__init__(said)
+        self.said = said
+
+
 class StoredFolder:
     """A folder of files behind a URI: s3:// and gs:// by pyarrow, as corpora are read, all others by fsspec."""
 
@@ -74,9 +82,10 @@ class StoredFolder:
             doing: what is asked for, in messages.
         Raises:
             MissingError: there is no such file.
-            UserError: the store refuses, or did not answer within `patience_s`.
+            UserError: the store refuses, or has failed for `patience_s`.
+            OSError: what `ask` raises as a LocalFileError.
         """
-        end, pause_s = time.monotonic() + self.patience_s, _FIRST_PAUSE_S
+        end, pause_s = None, _FIRST_PAUSE_S
         while True:
             try:
                 return ask()
@@ -84,7 +93,10 @@ class StoredFolder:
                 raise MissingError(
                     f"{self.key}: {self.name(file)}: there is no such file or bucket; want {self.wanted}"
                 ) from None
+            except LocalFileError as error:
+                raise error.said from None
             except Exception as error:
+                end = end or time.monotonic() + self.patience_s  # not before: a large file may take longer by itself
                 is_over = time.monotonic() + pause_s > end
                 if is_over or isinstance(error, _FINAL) or _FINAL_TEXTS.search(str(error)):
                     tried = f", tried for {self.patience_s:g} s" if is_over else ""
