@@ -1,6 +1,7 @@
 """A run that a store keeps, as its driver and its workers go about it."""
 
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ from tokendrop.track.run_copy import refresh
 from tokendrop.track.run_home import RunHome, home_of
 from tokendrop.track.run_store import check_writable, split_address
 
+SEEN_WITHIN_S = 10.0
+"""So long what one machine writes to shared storage may take to be seen by the others."""
 _HURRY_S = 3.0  # for a store, where a run has failed or was stopped
 
 
@@ -24,7 +27,7 @@ def check_store(config: ExperimentConfig, resume: Path | None) -> None:
         UserError: it does not.
     """
     home = home_of(resume) if resume else None
-    if config.evaluate.tasks and (home or is_uri(config.runs_folder)):
+    if config.evaluate.tasks and (home or (resume is None and is_uri(config.runs_folder))):
         raise UserError(
             "evaluate.tasks: a run that a store keeps is evaluated once it is trained, by 'tokendrop evaluate ADDRESS';"
             " want evaluate.tasks=[]"
@@ -67,8 +70,11 @@ def home_of_worker(run: Path, driver: str | None) -> RunHome | None:
     """
     if driver is None:
         return None
-    home = home_of(run)
-    if home is None or home.driver != driver:
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while (home := home_of(run)) is None or home.driver != driver:
+        if time.monotonic() < deadline:
+            time.sleep(0.2)
+            continue
         raise UserError(
             f"runs_folder: a worker on {platform.node()} does not see {run}, the copy of the run on its driver's"
             " machine; want all workers on that machine, or TOKENDROP_STORED_RUNS on a disk that all machines share"

@@ -16,7 +16,7 @@ from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
 from tokendrop.launch.collectives import broadcast_from_rank_0, gather_on_rank_0
 from tokendrop.launch.decisions import decisions_of
-from tokendrop.launch.stored import home_of_worker
+from tokendrop.launch.stored import SEEN_WITHIN_S, home_of_worker
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
@@ -33,8 +33,6 @@ from tokendrop.train.loop import TrainComponents
 from tokendrop.train.trace import tracing
 from tokendrop.train.warm_up import warm_up
 from tokendrop.train.worker import build_engine, train_by_plan
-
-_SEEN_WITHIN_S = 10.0  # what one machine writes to shared storage, by the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +158,7 @@ def batches_of(
 
 def check_shared(run: Path) -> None:
     """Raises UserError where this worker does not see the run's folder, which the driver has made."""
-    deadline = time.monotonic() + _SEEN_WITHIN_S
+    deadline = time.monotonic() + SEEN_WITHIN_S
     while not (run / JOB).is_file():
         if time.monotonic() > deadline:
             raise UserError(
