@@ -5,19 +5,22 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stored_runs import begun, elsewhere, in_store, save, state, written
 from stores import S3, SLOW_DOWN
+from tiny import experiment
 from tokendrop.atomic import exclusive_lock
 from tokendrop.errors import StorageError
 from tokendrop.launch.stored import kept_in_store
 from tokendrop.track.run_copy import bring
+from tokendrop.track.run_folder import begun_run
 from tokendrop.track.run_home import RunHome, home_of
 from tokendrop.track.run_store import PLACE, runs_place
-from tokendrop.train.checkpoint_index import CHECKPOINTS, step_name
+from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, step_name, step_of
 
 
 @contextmanager
@@ -147,3 +150,33 @@ def test_a_driver_that_comes_late_writes_and_removes_nothing(s3, runs, tmp_path,
     with pytest.raises(StorageError, match="now trains this run"):
         home.remove_old(1)
     assert home.store.files() == before
+
+
+def test_what_lost_workers_left_of_older_checkpoints_is_removed(s3, runs):
+    home = begun(runs)
+    save(home, 3)
+    for step in (6, 12):
+        home.put(written(home, step) / "weights.distcp")
+    save(home, 9)
+    steps = {step_of(Path(name).parents[1]) for name in home.store.files(CHECKPOINTS)}
+    assert steps == {9, 12}  # which may just be written
+
+
+def test_a_copy_keeps_the_newest_checkpoint_alone(s3, runs, tmp_path, monkeypatch):
+    home = begun(runs)
+    for step in (3, 6):
+        save(home, step)
+        there = elsewhere(runs, tmp_path / "there", monkeypatch)
+    assert [path.name for path in committed(there / CHECKPOINTS)] == [step_name(6)]
+
+
+def test_the_copy_of_a_run_that_the_store_lacks_is_moved_and_told(s3, runs, capfd):
+    home = begun(runs)
+    save(home, 3)
+    home.store.remove("job.yaml")
+    assert begun_run(replace(experiment(), runs_folder=runs, run="one")) is None
+    assert not home.folder.exists()
+    told = capfd.readouterr().err
+    moved = Path(told.strip().rpartition(" ")[2])
+    assert "one: the store has no such run; the copy that was here is now" in told
+    assert state(moved) == (3, [3])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 from tokendrop.atomic import atomic_write, exclusive_lock, is_locked
 from tokendrop.data.corpus.sources import public_name
@@ -23,6 +24,7 @@ from tokendrop.train.checkpoint_index import (
     check_whole,
     committed,
     read_meta,
+    remove_old,
     step_name,
     step_of,
 )
@@ -32,6 +34,7 @@ _ARRIVING = ".arriving"
 _SEEN = ".seen"
 _COPYING = ".copying"
 """The lock of who makes a folder what the store has; that of a driver is another, held as long as it trains."""
+_APART = ".not-in-store"
 _MOST_DAMAGED = 3  # copies of a checkpoint in a row
 _RUNS_AT_ONCE = 8
 
@@ -94,6 +97,15 @@ def refresh(home: RunHome) -> None:
             _Copy(home.folder, home.store).update(checkpoint=True)
 
 
+def set_apart(folder: Path) -> None:
+    """Move the copy of a run that the store does not have out of the way: it may be all that is left of the run."""
+    if any(folder.glob("[!.]*")):
+        to = folder.parent / _APART / f"{folder.name}-{uuid4().hex[:8]}"
+        to.parent.mkdir(exist_ok=True)
+        folder.rename(to)
+        print(f"note     {folder.name}: the store has no such run; the copy that was here is now {to}", file=sys.stderr)
+
+
 class _Copy:
     """A run's folder while it is made what the store has."""
 
@@ -145,6 +157,7 @@ class _Copy:
         for later in committed(self.folder / CHECKPOINTS):
             if step_of(later) > newest:
                 shutil.rmtree(later)
+        remove_old(self.folder / CHECKPOINTS, 1)
         return newest
 
     def _bring_checkpoint(self, name: str, here: Path) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,8 +22,8 @@ from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.decisions import begin_decisions, with_decisions
 from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, read_events, read_steps
-from tokendrop.track.run_copy import JOB, bring, is_there
-from tokendrop.track.run_home import write_home
+from tokendrop.track.run_copy import JOB, bring, is_there, set_apart
+from tokendrop.track.run_home import HOME, write_home
 from tokendrop.track.run_store import address_below, runs_place
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step, read_meta
 from tokendrop.train.sealed import file_sha256, read_sealed_json, read_sealed_text, seal_json, seal_text
@@ -70,7 +69,7 @@ def begun_run(config: ExperimentConfig) -> Path | None:
         if is_there(config.runs_folder, config.run):
             bring(config.runs_folder, config.run)
         elif not is_locked(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # the copy of a run that was removed there
+            set_apart(folder)
     if not (folder / DATA).is_file():
         seen = {path.name for path in folder.glob("*") if not path.name.startswith(".")}
         if seen <= {JOB, PLAN, ENVIRONMENT, TOKENIZER, plugin.COPIES}:  # less than a run writes first
@@ -84,7 +83,7 @@ def begun_run(config: ExperimentConfig) -> Path | None:
 
 def _at_home(config: ExperimentConfig, folder: Path) -> Path:
     """A new run's folder, which knows from now on where in a store the run is kept, if it is."""
-    if is_uri(config.runs_folder):
+    if is_uri(config.runs_folder) and not (folder / HOME).exists():  # which a driver may just be changing
         write_home(folder, address_below(config.runs_folder, folder.name))
     return folder
 
