@@ -68,6 +68,7 @@ def test_an_exported_model_has_our_logits_and_its_tokenizer_our_pairs(run: Path,
         torch.testing.assert_close(other, one, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.long
 def test_streamed_by_ray_data_it_learns_the_same(job: Path, run: Path) -> None:
     """Wrong sentences come with the rows, and the tokenizer from the run's folder."""
     main(["train", str(job), "run=streamed", "track.uri=null", "data.reader=ray_data"])

@@ -101,6 +101,7 @@ def test_it_begins_with_the_weights_and_learns(run: Path, folder: Path) -> None:
     assert losses(folder / "runs" / "again")[0] < losses(run)[0] - 0.5
 
 
+@pytest.mark.long
 def test_it_goes_on_without_the_model_that_it_began_with(run: Path, folder: Path) -> None:
     job = write_job(folder, "moved")
     main(["train", str(job), "train.length=2 epochs", "scaling.workers=2"])
@@ -113,6 +114,7 @@ def test_it_goes_on_without_the_model_that_it_began_with(run: Path, folder: Path
     np.testing.assert_allclose(losses(folder / "runs" / "moved"), losses(run), rtol=FLOAT64)
 
 
+@pytest.mark.long
 def test_a_run_whose_length_was_in_steps_goes_on_in_epochs(folder: Path) -> None:
     job = write_job(folder, "counted")
     in_steps = [
@@ -140,6 +142,7 @@ def test_an_evaluation_gives_perplexities_per_token_and_per_word_of_both_splits(
     assert result["validation"]["val_loss"] != result["test"]["test_loss"]
 
 
+@pytest.mark.long
 def test_jobs_in_epochs_are_compared(folder: Path, capsys) -> None:
     jobs = [str(write_job(folder, name)) for name in ("first", "second")]
     changes = ["train.length=0.2 epochs", "drop.schedule={kind: constant, kept: 8}", "run=null", "evaluate.every=100%"]
