@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from known_skips import pytest_addoption, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
+from time_left import pytest_runtest_setup  # noqa: F401 - a hook
 from tokendrop.launch.loopback import close_to_others
 
 close_to_others()

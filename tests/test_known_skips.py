@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "elsewhere" / "clone"
     (folder / "tests").mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    for name in ("conftest.py", "known_skips.py"):
+    for name in ("conftest.py", "known_skips.py", "time_left.py"):
         shutil.copy(ROOT / "tests" / name, folder / "tests")
     (folder / "tests" / "known_skips.txt").write_text("# none\n")
     (folder / "tests" / "test_some.py").write_text(SKIPS)
@@ -40,7 +41,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def run_tests(checkout: Path, *options: str, **variables: str) -> tuple[int, str]:
-    left_out = ("TOKENDROP_TEST_DATA", "PYTEST_ADDOPTS")
+    left_out = ("TOKENDROP_TEST_DATA", "PYTEST_ADDOPTS", "TOKENDROP_LONG_TESTS_UNTIL")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= {"PYTHONPATH": str(ROOT / "platform"), **variables}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *options]
@@ -81,6 +82,19 @@ def test_known_skips_pass_and_real_data_is_found_beside_the_checkout(checkout: P
 )
 def test_a_skip_is_known_by_its_test_and_its_reason(line: str, known: bool) -> None:
     assert is_known("tests/a.py::test_it[1]", "what it wants is away", read_list(f"{line}\n")) == known
+
+
+@pytest.mark.parametrize(("until_s", "left_out"), [(-1, True), (3600, False)])
+def test_long_tests_are_left_out_by_name_where_no_time_is_left(checkout: Path, until_s: int, left_out: bool) -> None:
+    tests = "import pytest\n\ndef test_short():\n    pass\n"
+    for mark in ("long", "alone"):
+        tests += f"\n@pytest.mark.{mark}\ndef test_{mark}():\n    pass\n"
+    (checkout / "tests" / "test_some.py").write_text(tests)
+    shutil.copy(LIST, checkout / "tests")
+    until = {"TOKENDROP_LONG_TESTS_UNTIL": str(int(time.time()) + until_s)}
+    code, said = run_tests(checkout, "--only-known-skips", **until)
+    assert code == 0, said
+    assert ("1 passed, 2 skipped" if left_out else "3 passed") in said
 
 
 def test_no_list_lets_missing_data_pass_unsaid() -> None:

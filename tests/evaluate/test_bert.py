@@ -99,6 +99,7 @@ def test_its_ledger_has_each_sample_once(run: Path) -> None:
     assert audit(run).is_clean
 
 
+@pytest.mark.long
 def test_a_run_is_finetuned_on_examples_judged_and_exported(run: Path, job: Path, capsys) -> None:
     folder = job.parent / "finetuned"
     folder.mkdir()

@@ -144,6 +144,7 @@ def test_a_task_reads_local_documents_in_the_place_of_its_own(own_run: Path, doc
     assert json.loads(capsys.readouterr().out)["n_samples"] == {"tiny_choices": 5, "tiny_last_word": 12}
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_several_checkpoints_are_evaluated_side_by_side_as_one_is(tiny_run: Path, own_run: Path, tmp_path, capsys):

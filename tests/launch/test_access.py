@@ -115,7 +115,8 @@ def folders_of(command: Command) -> set[str]:
     return {one.environ()[FOLDER_VARIABLE] for one in children if "raylet" in one.name()}
 
 
-@pytest.mark.parametrize("ended_by", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT])
+@pytest.mark.long
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_is_reached_from_this_machine_alone_and_leaves_nothing(
     job: Path, tmp_path: Path, ended_by: signal.Signals
 ) -> None:

@@ -82,6 +82,7 @@ def test_the_newest_checkpoint_is_due_after_so_many_steps_and_the_last_always(
     assert due is None or due.name == step_name(newest)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_checkpoints_are_evaluated_beside_training_which_is_as_without(job: Path, task: Path, capfd):

@@ -21,6 +21,7 @@ SAME = {"progress/tokens": "tokens", "progress/layer_tokens": "layer_tokens", "l
 SAME |= {"progress/step": "steps", "events/restarts": "restarts", "events/resizes": "resizes"}
 
 
+@pytest.mark.long
 def test_a_run_is_exported_with_what_it_came_to(tmp_path: Path) -> None:
     with watching(job_name="tiny") as prepared:
         result = run_training(config_of(write_job(tmp_path), "run=short", "track.ranks=false"))

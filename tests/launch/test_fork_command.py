@@ -13,6 +13,7 @@ from tokendrop.track.lineage import FORKED_AT, FORKED_FROM, FORKED_WITH
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_fork_is_trained_tracked_and_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uri, runs = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "runs"

@@ -116,7 +116,11 @@ def test_a_folder_of_a_class_each_is_the_same_data_in_another_order(folder: Path
 
 
 @pytest.mark.parametrize(
-    "mode", ["fit_per_segment", pytest.param("schedule", marks=[pytest.mark.long, pytest.mark.schedule])]
+    "mode",
+    [
+        pytest.param("fit_per_segment", marks=pytest.mark.long),
+        pytest.param("schedule", marks=[pytest.mark.long, pytest.mark.schedule]),
+    ],
 )
 def test_a_run_that_goes_on_at_another_world_size_is_the_one_that_was_not_stopped(
     folder: Path, run: Path, mode: str
@@ -129,6 +133,7 @@ def test_a_run_that_goes_on_at_another_world_size_is_the_one_that_was_not_stoppe
     assert audit(resumed).is_clean
 
 
+@pytest.mark.long
 def test_an_exported_model_is_timms_and_another_job_begins_with_it(folder: Path, run: Path, tmp_path: Path) -> None:
     main(["export", str(run), "--to", str(tmp_path / "timm")])
     theirs = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
