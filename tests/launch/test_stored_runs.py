@@ -22,7 +22,7 @@ from tokendrop.track.run_files import committed_in
 from tokendrop.track.run_home import RunHome
 from tokendrop.track.run_store import RunStore
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.fixture
@@ -90,7 +90,6 @@ def test_where_the_store_fails_for_long_the_run_ends_with_what_is_committed(
     assert audit(far).is_clean
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("workers", "is_saving"), [(1, True), (2, False)])
 def test_killed_and_with_its_folder_lost_a_run_goes_on_from_the_store(
     tmp_path: Path, s3: S3, runs: str, workers: int, is_saving: bool
