@@ -46,10 +46,11 @@ def run(options: argparse.Namespace) -> Outcome:
     from tokendrop.launch.memory import check_memory
 
     check_memory(config)
-    resized = None if options.resizes is None else plan_with_resizes(options.resizes)
+    resizes: Path | None = options.resizes
+    resized = None if resizes is None else plan_with_resizes(resizes)
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, log=log)
-    if resized is not None:
-        measured = with_resizes(measured, resized, options.resizes)
+    if resizes is not None and resized is not None:
+        measured = with_resizes(measured, resized, resizes)
     return _written(measured, out)
 
 

@@ -22,6 +22,6 @@ def mesh_of_workers(device: torch.device, sizes: Mapping[str, int], *, timeout_s
     for dim, size in enumerate(sizes.values()):
         members = ranks.movedim(dim, -1).reshape(-1, size).tolist()
         own, _ = dist.new_subgroups_by_enumeration(members, timeout=timedelta(seconds=timeout_s))
-        assert own is not None
+        assert isinstance(own, dist.ProcessGroup)
         groups.append(own)
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=tuple(sizes))
