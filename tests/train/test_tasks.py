@@ -189,8 +189,10 @@ def test_a_killed_run_that_goes_on_is_an_uninterrupted_one_bit_for_bit(runs, cas
     assert step_name(2) in [path.name for path in committed(killed / CHECKPOINTS)]
 
 
-@pytest.mark.parametrize("case", [name for name, config in CASES.items() if config.drop.adaptive])
-@pytest.mark.parametrize("way", ["larger", "resized", "killed", *GROUPS])
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [one for one in in_ways("larger", "resized", "killed", *GROUPS) if CASES[one.values[0]].drop.adaptive],
+)
 def test_decisions_are_those_of_one_worker_and_made_once(runs, case: str, way: str) -> None:
     expected, found = (read_decisions(runs[one] / case) for one in ("one", way))
     assert found.keys() == expected.keys() == CASES[case].drop.adaptive.keys()

@@ -44,8 +44,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     speed, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
     saved_per_s, restored_per_s = _checkpoint_bytes_per_s(engine, runs_place(config.runs_folder))
     del engine, dropping  # the next workers want their memory
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     log(f"storage  {saved_per_s / 1e6:.4g} MB/s to {config.runs_folder}, {restored_per_s / 1e6:.4g} MB/s from there")
     link, backend = measure_link()
     log(f"link     {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us by {backend}")
