@@ -36,9 +36,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     """Time the job's model on one worker of this machine, traffic between two, its checkpoint, and new workers."""
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
-    dtype = pick_dtype(config.train.precision, device)
-    alone = replace(config.train, tensor_parallel=1, context_parallel=1, fp8=None, fp8_emulated=False)
-    config = replace(config, drop=_timed_method(config), train=alone)
+    dtype, config = pick_dtype(config.train.precision, device), _alone(config)
     engine, dropping = build_engine(config, device)
 
     speed, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
@@ -73,6 +71,12 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
         restore_bytes_per_s=restored_per_s,
         resize_s=resize_s,
     )
+
+
+def _alone(config: ExperimentConfig) -> ExperimentConfig:
+    """The job of one worker, by a method that can be timed and without fp8, of which profiles tell nothing."""
+    train = replace(config.train, tensor_parallel=1, context_parallel=1, fp8=None, fp8_emulated=False)
+    return replace(config, drop=_timed_method(config), train=train)
 
 
 def _timed_method(config: ExperimentConfig) -> DropMethod:
