@@ -12,9 +12,12 @@ from typing import Any
 
 import fsspec
 import pyarrow.fs as pafs
+import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+
+from tokendrop.data.shards import store
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 INTERNAL = b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
@@ -161,3 +164,13 @@ def s3_server() -> Iterator[S3]:
         yield S3(app, server.server_port)
     finally:
         server.shutdown()
+
+
+@contextmanager
+def s3_of_this_process() -> Iterator[S3]:
+    """Such a server, with its credentials in this process's environment; what fails is tried again soon."""
+    with pytest.MonkeyPatch.context() as patch, s3_server() as server:
+        patch.setattr(store, "_FIRST_PAUSE_S", 0.01)
+        for name, value in S3.ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield server

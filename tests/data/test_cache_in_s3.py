@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from folders import numbered_rows, write_folder
-from stores import INTERNAL, S3, SLOW_DOWN, s3_server
+from stores import INTERNAL, S3, SLOW_DOWN, s3_of_this_process
 from tokendrop.config.data import CacheConfig
 from tokendrop.data.read.row_reader import Rows
-from tokendrop.data.shards import store
 from tokendrop.data.shards.cache import ShardCache, open_stored
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
@@ -20,10 +19,7 @@ SHARDS = 6
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
-    with pytest.MonkeyPatch.context() as patch, s3_server() as server:
-        patch.setattr(store, "_FIRST_PAUSE_S", 0.01)
-        for name, value in S3.ENVIRONMENT.items():
-            patch.setenv(name, value)
+    with s3_of_this_process() as server:
         yield server
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from ledgers import Run, make_run
-from stores import S3, s3_server
-from tokendrop.data.shards import store
+from stores import S3, s3_of_this_process
 from tokendrop.track.audit import Stretch, audit
 from tokendrop.track.run_store import PLACE
 
@@ -29,10 +28,7 @@ def resized(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
-    with pytest.MonkeyPatch.context() as patch, s3_server() as server:
-        patch.setattr(store, "_FIRST_PAUSE_S", 0.01)
-        for name, value in S3.ENVIRONMENT.items():
-            patch.setenv(name, value)
+    with s3_of_this_process() as server:
         yield server
 
 
