@@ -85,6 +85,7 @@ def test_each_length_is_timed_beside_its_flops_and_a_plain_gpt(measured) -> None
     assert model["start_s"]["first_steps"].keys() == {*SHARES, "plain"}
 
 
+@pytest.mark.long
 def test_short_kept_lengths_are_timed_with_more_sequences_at_a_time_too() -> None:
     job = job_of("gpt-1m", WANTED, compiled=False)
     job = replace(job, model=replace(job.model, layers=12, width=32, heads=2, sequence_length=128, vocab_size=64))
@@ -99,6 +100,7 @@ def test_short_kept_lengths_are_timed_with_more_sequences_at_a_time_too() -> Non
     assert grown_s(job, made_up, "1/16") == [4.0, 0.625]  # an update is half of its step at most
 
 
+@pytest.mark.long
 def test_each_model_is_timed_in_fp8_beside_without_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchao")
     sizes = replace(SIZES["gpt-1m"], micro_batch=1, sequence_length=128, vocab_size=64)

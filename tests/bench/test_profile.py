@@ -20,6 +20,7 @@ def job(tmp_path: Path) -> Path:
     return tiny_job(tmp_path, [write_corpus(tmp_path / "good.jsonl", documents(8))])
 
 
+@pytest.mark.long
 def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path, capsys) -> None:
     out = tmp_path / "here.yaml"
     # which is how many share a node's memory here
@@ -51,6 +52,7 @@ def test_methods_without_a_kept_length_of_their_own_are_timed_as_random_ltd(drop
     assert _timed_method(tread) is tread.drop
 
 
+@pytest.mark.long
 def test_more_values_take_longer_to_sum() -> None:
     link, backend = measure_link(values=2**20)
     assert backend in ("gloo", "nccl")

@@ -105,6 +105,7 @@ def test_a_machine_that_slows_down_favours_neither_job(monkeypatch: pytest.Monke
     assert told == [(turn, len(told)) for turn in range(1, len(told) + 1)]
 
 
+@pytest.mark.long
 def test_real_steps_are_timed_at_the_lengths_of_each_job() -> None:
     drops = experiment(scaling__cpus_per_worker=1)
     first, second, third = time_side_by_side(

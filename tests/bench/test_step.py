@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tokendrop.cli.main import main
 
 PLATFORM = Path(__file__).parents[2] / "platform"
@@ -35,11 +37,13 @@ def test_it_measures_every_length_beside_its_flops_and_a_plain_gpt():
     assert result["command"].startswith("tokendrop bench step --micro-batch 1 ")
 
 
+@pytest.mark.long
 def test_a_bert_is_timed_beside_hugging_faces(capsys):
     main(["bench", "step", "--preset", "bert-mini", "--micro-batch", "1", "--rounds", "2", "--json"])
     check_figures(json.loads(capsys.readouterr().out), "hugging_face_bert")
 
 
+@pytest.mark.long
 def test_a_vit_is_timed_beside_timms(capsys):
     main(["bench", "step", "--preset", "vit-ti16", "--micro-batch", "1", "--rounds", "2", "--json"])
     check_figures(json.loads(capsys.readouterr().out), "timm_vit")

@@ -47,7 +47,8 @@ def fixed(job: Path, ray_cluster: None) -> Path:
     return Path(run_training(config_of(job, *JOB))["run"])
 
 
-@pytest.mark.parametrize("mode", ["schedule", pytest.param("fit_per_segment", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["schedule", "fit_per_segment"])
 def test_workers_change_where_a_decision_wants_them_to(
     job: Path, fixed: Path, mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_cluster_that_never_has_the_workers_is_told_of_in_one_sentence(job: Pa
         trained(job, f"scaling.mode={mode}", segments(("0%", 4)), f"scaling.cpus_per_worker={cpus}")
 
 
+@pytest.mark.long
 def test_a_fast_resize_has_its_processes_before_it_is_due(job: Path, fixed: list[float]) -> None:
     plan, runs = segments(("0%", 1), ("60 steps", 2)), job.parent / "fast"
     before_the_pause: set[int] = set()

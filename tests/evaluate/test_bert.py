@@ -41,6 +41,7 @@ def run(job: Path) -> Path:
     return job.parent / "runs" / "whole"
 
 
+@pytest.mark.long
 def test_an_evaluation_gives_the_figures_of_training(run: Path, capsys) -> None:
     trained = summarize(run)
     main(["evaluate", str(run), "--json"])

@@ -53,6 +53,7 @@ def intrude(address: str, **access: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_ray_of_one_process_lets_nobody_in_without_its_token() -> None:
     """A Ray of its own: where it does not outlive intruders, this test fails, and not the session whose Ray it is."""
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -16,7 +16,7 @@ from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 BY_PLAN = ("scaling.mode=schedule", "scaling.segments=[{from: 0%, workers: 1}, {from: 50%, workers: 2}]")
 FIXED = ()
@@ -56,8 +56,8 @@ def assert_no_placement_group_stays() -> None:
 @pytest.mark.parametrize(
     "jobs",
     [
-        pytest.param((BY_PLAN, BY_PLAN), marks=[pytest.mark.schedule, pytest.mark.long], id="both by plan"),
-        pytest.param((BY_PLAN, FIXED), marks=[pytest.mark.schedule, pytest.mark.long], id="one by plan"),
+        pytest.param((BY_PLAN, BY_PLAN), marks=pytest.mark.schedule, id="both by plan"),
+        pytest.param((BY_PLAN, FIXED), marks=pytest.mark.schedule, id="one by plan"),
         pytest.param((FIXED, FIXED), id="both of fixed size"),
     ],
 )
@@ -76,7 +76,6 @@ def test_two_runs_in_two_threads_are_as_each_alone(
 
 
 @pytest.mark.schedule
-@pytest.mark.long
 def test_two_trials_of_a_sweep_are_as_each_alone(job: Path, alone: list[float], tmp_path: Path) -> None:
     configs = [config_of(job, f"runs_folder={tmp_path}/{name}", *how) for name, how in (("a", BY_PLAN), ("b", FIXED))]
     tuner = tune.Tuner(

@@ -19,7 +19,7 @@ from tokendrop.track.audit import audit
 from tokendrop.track.journal import read_ledger
 from tokendrop.track.run_folder import open_run_folder
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 SIZES = {"n_layer": 3, "n_embd": 32, "n_head": 2, "n_positions": 64, "vocab_size": 320}
 
@@ -101,7 +101,6 @@ def test_it_begins_with_the_weights_and_learns(run: Path, folder: Path) -> None:
     assert losses(folder / "runs" / "again")[0] < losses(run)[0] - 0.5
 
 
-@pytest.mark.long
 def test_it_goes_on_without_the_model_that_it_began_with(run: Path, folder: Path) -> None:
     job = write_job(folder, "moved")
     main(["train", str(job), "train.length=2 epochs", "scaling.workers=2"])
@@ -114,7 +113,6 @@ def test_it_goes_on_without_the_model_that_it_began_with(run: Path, folder: Path
     np.testing.assert_allclose(losses(folder / "runs" / "moved"), losses(run), rtol=FLOAT64)
 
 
-@pytest.mark.long
 def test_a_run_whose_length_was_in_steps_goes_on_in_epochs(folder: Path) -> None:
     job = write_job(folder, "counted")
     in_steps = [
@@ -142,7 +140,6 @@ def test_an_evaluation_gives_perplexities_per_token_and_per_word_of_both_splits(
     assert result["validation"]["val_loss"] != result["test"]["test_loss"]
 
 
-@pytest.mark.long
 def test_jobs_in_epochs_are_compared(folder: Path, capsys) -> None:
     jobs = [str(write_job(folder, name)) for name in ("first", "second")]
     changes = ["train.length=0.2 epochs", "drop.schedule={kind: constant, kept: 8}", "run=null", "evaluate.every=100%"]

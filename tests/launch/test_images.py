@@ -83,6 +83,7 @@ def run(folder: Path) -> Path:
     return folder / "runs" / "whole"
 
 
+@pytest.mark.long
 def test_each_epoch_has_each_image_once_and_held_out_ones_are_judged(run: Path, capsys) -> None:
     steps = ceil(3 * COUNT / 8)
     counts = Counter(sample for row in read_ledger(run) for sample in row["sample_ids"])
@@ -96,6 +97,7 @@ def test_each_epoch_has_each_image_once_and_held_out_ones_are_judged(run: Path, 
     assert found["top5"] == 1.0
 
 
+@pytest.mark.long
 def test_a_folder_of_a_class_each_is_the_same_data_in_another_order(folder: Path, run: Path) -> None:
     job = load_job(write_job(folder, "folders", task=TASK, data__corpus=[str(folder / "train")]))
     found, table = prepare(job), prepare(load_job(run / "job.yaml"))
@@ -115,13 +117,8 @@ def test_a_folder_of_a_class_each_is_the_same_data_in_another_order(folder: Path
     assert read_manifest(found).header.files[1:] == (f"{folder / 'train'}/ part 1 of 1",)
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("fit_per_segment", marks=pytest.mark.long),
-        pytest.param("schedule", marks=[pytest.mark.long, pytest.mark.schedule]),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["fit_per_segment", pytest.param("schedule", marks=pytest.mark.schedule)])
 def test_a_run_that_goes_on_at_another_world_size_is_the_one_that_was_not_stopped(
     folder: Path, run: Path, mode: str
 ) -> None:
@@ -150,6 +147,7 @@ def test_an_exported_model_is_timms_and_another_job_begins_with_it(folder: Path,
         torch.testing.assert_close(tuned.logits(pixels), ours.logits(pixels), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_another_number_of_classes_wants_a_new_head(folder: Path, run: Path, complaint) -> None:
     other = {"model": {**MODEL, "classes": 2, "init_from": str(run)}, "task": {**TASK, "labels": ["red", "green"]}}
     job = write_job(folder, "other", **other)

@@ -169,6 +169,7 @@ def test_nodes_come_when_they_are_asked_for_and_go_when_they_are_idle(tokendrop,
     until(lambda: count_nodes(running.nodes) == (0, 0), 10)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_second_cluster_is_refused_by_one_sentence(tokendrop, cluster):
     refused = tokendrop("up")

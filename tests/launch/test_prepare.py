@@ -86,12 +86,14 @@ def test_a_run_ends_in_one_sentence_where_its_preparation_does(tmp_path, slowly)
         run_training(load_job(tmp_path / "job.yaml", ["train.length=10000 steps"]))
 
 
+@pytest.mark.long
 def test_another_number_of_samples_than_the_job_says_is_told_when_training_has_all_of_its_rows(tmp_path, slowly):
     config = config_of(tmp_path, epoch_samples=1000)
     with pytest.raises(UserError, match=r"^data\.epoch_samples: .* the job says 1,000; want data\.epoch_samples="):
         run_training(config)
 
 
+@pytest.mark.long
 def test_a_run_ends_where_the_disk_of_its_preparation_is_full(tmp_path, slowly, monkeypatch):
     def full(writer: ShardWriter) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

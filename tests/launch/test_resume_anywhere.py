@@ -88,6 +88,7 @@ def test_a_run_goes_on_from_another_folder_without_its_corpus_and_on_shards_that
     assert [point.step for point in client.get_metric_history(tracked.info.run_id, "loss/train")] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_shards_may_be_moved_are_used_by_other_runs_and_what_lacks_is_named(

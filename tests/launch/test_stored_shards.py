@@ -26,7 +26,8 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         yield server
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_on_shards_in_s3_has_the_losses_of_the_local_folder(tmp_path: Path, s3: S3, workers: int) -> None:
     job, size = write_job(tmp_path), f"scaling.workers={workers}"
     here = Path(run_training(config_of(job, size), fit=fit_in_this_process if workers == 1 else None)["run"])

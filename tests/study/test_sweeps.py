@@ -210,7 +210,8 @@ def test_a_searcher_chooses_arms_by_those_before(tmp_path, ray_cluster, capsys):
 ELASTIC = {"mode": "schedule", "segments": [{"from": "0%", "workers": 1}, {"from": "50%", "workers": 2}]}
 
 
-@pytest.mark.parametrize("scaling", [{"workers": 2}, pytest.param(ELASTIC, marks=pytest.mark.long)], ids=["2", "1, 2"])
+@pytest.mark.long
+@pytest.mark.parametrize("scaling", [{"workers": 2}, ELASTIC], ids=["2", "1, 2"])
 def test_trials_of_several_workers(tmp_path, ray_cluster, capsys, scaling):
     scaled = {f"scaling.{key}": value for key, value in scaling.items()}
     path = write_sweep(tmp_path, set={"train.length": "20 steps", **scaled}, axes={"train.peak_lr": [1e-3, 1e-2]})

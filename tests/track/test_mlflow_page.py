@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pytest
@@ -19,7 +19,7 @@ from tokendrop.launch.trainer import run_training
 from tokendrop.track.mlflow import STATE, MlflowMirror
 from tokendrop.track.run_folder import open_run_folder
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 EXPERIMENT = "five runs"
 NAMES = ["drops-1", "drops-2", "drops-3", "whole-1", "whole-2"]
@@ -35,6 +35,8 @@ class Store(NamedTuple):
     experiment: str
     """Its id; those of runs by name."""
     runs: dict[str, str]
+    trained: dict[str, Any]
+    """The results of the one that was trained here."""
 
     @property
     def these_runs(self) -> str:
@@ -43,8 +45,8 @@ class Store(NamedTuple):
         return f"runs={quote(json.dumps(ids))}&experiments={quote(json.dumps([self.experiment]))}"
 
 
-def train_one_and_record_four(folder: Path, uri: str) -> dict[str, str]:
-    """The id in MLflow of each run by name."""
+def train_one_and_record_four(folder: Path, uri: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The results of the first, and the id in MLflow of each run by name."""
     track = [f"track.uri={uri}", f"track.experiment={EXPERIMENT}", "track.tags={arm: drops}"]
     trained = run_training(config_of(write_job(folder), "name=drops-1", "run=drops-1", *track))
     folders = {"drops-1": Path(trained["run"])}
@@ -54,7 +56,7 @@ def train_one_and_record_four(folder: Path, uri: str) -> dict[str, str]:
         drop = {} if arm == "drops" else {"drop": {"method": "none"}}
         folders[name] = record(folder / "runs" / name, seed=int(seed), name=name, track=track, **drop)
         MlflowMirror(folders[name], open_run_folder(folders[name])[0]).sync("FINISHED")
-    return {name: json.loads((run / STATE).read_text())["run_id"] for name, run in folders.items()}
+    return trained, {name: json.loads((run / STATE).read_text())["run_id"] for name, run in folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +64,12 @@ def store(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Iterat
     find_chromium()
     folder = tmp_path_factory.mktemp("mlflow")
     uri = f"sqlite:///{folder}/server.db"
-    runs = train_one_and_record_four(folder, uri)
+    trained, runs = train_one_and_record_four(folder, uri)
     experiment = MlflowClient(uri).get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
     (port,) = free_ports(1)
     with server(folder, port):
-        yield Store(f"http://127.0.0.1:{port}/#", experiment.experiment_id, runs)
+        yield Store(f"http://127.0.0.1:{port}/#", experiment.experiment_id, runs, trained)
 
 
 @pytest.fixture
@@ -107,9 +109,8 @@ def test_the_view_of_training_is_chosen_once_and_lists_the_runs(store: Store, pa
 
 def test_the_address_that_training_ends_with_opens_its_view(store: Store, page: Page, tmp_path: Path) -> None:
     job = config_of(write_job(tmp_path), f"track.uri={store.address.removesuffix('/#')}")
-    address = next(line for line in where_to_look([], job).splitlines() if line.startswith("curves")).split()[1]
-    page.open(address.removesuffix(","))
-    page.click("a", EXPERIMENT)
+    (line,) = (line for line in where_to_look([store.trained], job).splitlines() if line.startswith("curves"))
+    page.open(line.split()[1].removesuffix(","))
     page.wait_for("5 matching runs", "Run Name")
     assert TRAINING in page.ask("location.hash")
 

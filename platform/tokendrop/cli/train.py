@@ -15,8 +15,6 @@ from tokendrop.errors import UserError
 from tokendrop.output import count, log, table
 
 _OF_VALIDATION = "val_"
-_CURVES = "/#/experiments?workflowType=machine_learning"
-"""Behind the address of MLflow: its view of training, not that of agents."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,14 +134,17 @@ def change(ratio: float) -> str:
 
 def where_to_look(results: Sequence[Mapping[str, Any]], config: ExperimentConfig) -> str:
     """Where runs lie, and how to see their curves."""
+    from tokendrop.track.mlflow import page_of
+
     lines = ["", *(f"run folder  {result.get('address', result['run'])}" for result in results)]
+    page = page_of(Path(results[0]["run"]))
     if config.track.uri and config.track.uri.startswith("sqlite:"):
         mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
         lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}")
-        lines.append(f"            then http://127.0.0.1:5000{_CURVES}")
+        lines.append(f"            then http://127.0.0.1:5000{page}")
     elif uri := config.track.uri:
-        page = uri.rstrip("/") + _CURVES if uri.startswith("http") else uri
-        lines.append(f"curves      {page}, experiment {config.track.experiment}")
+        place = uri.rstrip("/") + page if uri.startswith("http") else uri
+        lines.append(f"curves      {place}, experiment {config.track.experiment}")
     return "\n".join(lines)
 
 

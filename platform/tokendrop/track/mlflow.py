@@ -27,7 +27,7 @@ from tokendrop.track.run_folder import ENVIRONMENT, JOB, PLAN
 STATE, ID = "mlflow.json", "id.txt"
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 _BATCH, _PARAMS = 1000, 100  # metrics and parameters that one call of MLflow's API takes
-_BEGIN: dict[str, Any] = {"run_id": None, "described": False, "offset": 0, "artifacts": {}}
+_BEGIN: dict[str, Any] = {"run_id": None, "experiment_id": None, "described": False, "offset": 0, "artifacts": {}}
 _BEGIN |= {"status": "RUNNING", "status_sent": "RUNNING", "version": None}
 
 # metric in MLflow: field of StepReport. Its page has a section of charts for each prefix, by the alphabet: the loss
@@ -78,7 +78,8 @@ class MlflowMirror:
             self._remember(status=status)
         client = connect_to(self.config.track.uri)
         if self.run_id is None:
-            self._remember(run_id=self._create(client))
+            info = self._create(client).info
+            self._remember(run_id=info.run_id, experiment_id=info.experiment_id)
         if not self.state["described"]:
             self._send_settings(client)
             self._remember(described=True)
@@ -133,15 +134,15 @@ class MlflowMirror:
             self.sync()
         self._remember(version=version_of(client, self.run_id, name) or add_version(client, self.run_id, name, model))
 
-    def _create(self, client: Any) -> str:
+    def _create(self, client: Any) -> Any:
         experiment_id = experiment_of(client, self.config.track)
         # An earlier call may have been answered by a time-out after the server had done it.
         known = client.search_runs([experiment_id], f"tags.`tokendrop.id` = '{own_id(self.folder)}'", max_results=1)
         if known:
-            return known[0].info.run_id
+            return known[0]
         tags = {**tags_of(self.folder, self.config), "tokendrop.id": own_id(self.folder)}
         begun, _ = span_ms(self.folder)
-        return client.create_run(experiment_id, begun, tags, run_name=self.config.name).info.run_id
+        return client.create_run(experiment_id, begun, tags, run_name=self.config.name)
 
     def _send_settings(self, client: Any) -> None:
         """Send what MLflow takes once and for all: the job's settings, and what it trains on."""
@@ -181,14 +182,23 @@ def _read_state(path: Path) -> dict[str, Any]:
         return dict(_BEGIN)
     try:
         state = {**_BEGIN, **json.loads(path.read_text())}
-        kinds = {"run_id": str | None, "described": bool, "offset": int, "status": str}
-        kinds |= {"status_sent": str, "artifacts": dict, "version": str | None}
+        kinds = {"run_id": str | None, "experiment_id": str | None, "described": bool, "offset": int}
+        kinds |= {"status": str, "status_sent": str, "artifacts": dict, "version": str | None}
         if state["offset"] >= 0 and all(isinstance(state[key], kind) for key, kind in kinds.items()):
             return state
     except (OSError, ValueError, TypeError, RecursionError):
         pass
     logging.getLogger(__name__).warning("mlflow   %s is damaged; MLflow is told everything again", path)
     return dict(_BEGIN)
+
+
+def page_of(folder: Path) -> str:
+    """Behind the address of MLflow: the runs of a run's experiment in the view of training, which is not the default.
+
+    All experiments where MLflow was not reached.
+    """
+    experiment_id = _read_state(folder / STATE)["experiment_id"]
+    return "/#/experiments" + (f"/{experiment_id}?workflowType=machine_learning" if experiment_id else "")
 
 
 def own_id(folder: Path) -> str:
