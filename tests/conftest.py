@@ -1,6 +1,7 @@
 """One Ray for the whole test session, and the real data where it is at hand."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,24 @@ def ray_cluster() -> Iterator[None]:
     connect(cpus=4)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def mlflow_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with MLflow's empty tables, which it takes seconds to make."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path, mlflow_tables: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of an empty MLflow in the test's folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(mlflow_tables, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
 
 
 @pytest.fixture

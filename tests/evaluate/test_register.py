@@ -80,18 +80,14 @@ def check_registered(tiny_run: Path, tmp_path: Path, uri: str, capsys: pytest.Ca
     assert f'"run_id": "{versions(uri)[0][1]}"' in state
 
 
-def test_another_run_becomes_another_version(tiny_run: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    runs = [finished_run(tiny_run, tmp_path / place, uri) for place in ("a", "b")]
+def test_another_run_becomes_another_version(tiny_run: Path, tmp_path: Path, sqlite: str) -> None:
+    runs = [finished_run(tiny_run, tmp_path / place, sqlite) for place in ("a", "b")]
     assert [register_run(run) for run in runs] == ["1", "2"]
 
 
-def test_a_run_that_has_not_ended_is_not_registered(tiny_run: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert register_run(finished_run(tiny_run, tmp_path, uri, steps=10)) is None
-    assert versions(uri) == []
+def test_a_run_that_has_not_ended_is_not_registered(tiny_run: Path, tmp_path: Path, sqlite: str) -> None:
+    assert register_run(finished_run(tiny_run, tmp_path, sqlite, steps=10)) is None
+    assert versions(sqlite) == []
 
 
 def test_training_does_not_fail_by_a_registry_that_is_away(tiny_run: Path, tmp_path: Path, capsys) -> None:

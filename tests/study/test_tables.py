@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sweeps import trials_of, write_sweep
+from tokendrop.errors import UserError
 from tokendrop.study.arms import arms_of
 from tokendrop.study.progress import Progress
 from tokendrop.study.record import SweepRecord
@@ -93,3 +94,31 @@ def test_a_metric_of_exactly_0_is_a_value_and_only_one_that_is_missing_is_none(t
     for trial in trials[:2]:
         assert progress.value(trial.run) == pytest.approx(float("nan") if value is None else value, nan_ok=True)
     assert progress.value(trials[2].run) is None
+
+
+def test_an_arm_that_diverged_is_named_keeps_its_costs_and_decides_nothing(tmp_path) -> None:
+    claim = {"arm": {"train.peak_lr": 2e-3}, "against": {"train.peak_lr": 1e-3}, "margin": 0.1}
+    result, text = ended(tmp_path, [[3.0, 3.1], [float("nan"), 3.0]], claim=claim)
+    assert result["verdict"]["answer"] == "undecided"
+    assert "verdict: undecided, for val_loss is not finite in every seed of both arms" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("not finite"))
+    assert line.endswith(": val_loss is nan; its arm is not compared")
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("2 "))
+    assert row == ["2", "0.002", "2", "100", "1k", "1.0", "s"]
+
+
+def test_by_the_median_no_arm_is_said_to_be_worse_in_the_mean(tmp_path) -> None:
+    result, text = ended(tmp_path, [[3.0, 3.0, 9.0], [3.1, 3.1, 3.1]], aggregate="median")
+    assert result["best"] == 0
+    assert [arm["worse"] for arm in result["arms"]] == [None, None]
+    assert "worse" not in text
+
+
+def test_a_metric_that_finished_trials_lack_ends_the_sweep_in_one_sentence(tmp_path) -> None:
+    path = write_sweep(tmp_path, axes={"train.peak_lr": [1e-3]}, seeds=1, metric="val_accuracy", direction="max")
+    sweep, trials = load_sweep(path), trials_of(path)
+    progress = Progress(sweep, trials, SweepRecord(tmp_path, sweep.name))
+    progress.finish(trials[0].run, {"val_loss": 3.0, **COSTS})
+    with pytest.raises(UserError, match=r"^metric: no trial reports val_accuracy; want one of val_loss$"):
+        progress.raise_fault()
+    assert result_text(sweep, arms_of(sweep, trials, progress.summaries), progress)

@@ -14,12 +14,6 @@ from tokendrop.train.device import describe_device
 from track.test_mlflow import history, run_folder, train_on
 
 
-@pytest.fixture
-def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    return f"sqlite:///{tmp_path}/mlflow.db"
-
-
 def artifacts(uri: str, run_id: str | None) -> set[str]:
     assert run_id is not None
     return {artifact.path for artifact in MlflowClient(uri).list_artifacts(run_id)}

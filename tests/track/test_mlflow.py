@@ -67,12 +67,6 @@ def train_on(folder: Path, steps: range, *, commit: int) -> None:
             journal.commit(step)
 
 
-@pytest.fixture
-def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    return f"sqlite:///{tmp_path}/mlflow.db"
-
-
 def history(uri: str, run_id: str, metric: str) -> dict[int, float]:
     return {point.step: point.value for point in MlflowClient(uri).get_metric_history(run_id, metric)}
 

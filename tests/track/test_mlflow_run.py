@@ -25,12 +25,6 @@ BEGUN, ENDED = 1_700_000_000.25, 1_700_000_026.75  # 26.5 s, long ago
 SHARDS = "/data/shards/0123456789abcdef"
 
 
-@pytest.fixture
-def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    return f"sqlite:///{tmp_path}/mlflow.db"
-
-
 def in_the_past(folder: Path) -> None:
     """Its record as it would have been written from BEGUN to ENDED."""
     lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines() if line]

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trials import Point, Trial
-from tokendrop.study.verdict import Worse, worse_by
+from tokendrop.study.verdict import Worse, metric_of, worse_by
 
 AGGREGATES = {"mean": mean, "median": median}
 
@@ -54,8 +54,8 @@ def arms_of(sweep: SweepConfig, trials: Sequence[Trial], summaries: Mapping[str,
 
 
 def _arm(sweep: SweepConfig, trials: Sequence[Trial], summaries: Mapping[str, Mapping[str, Any]]) -> Arm:
-    found = {trial.config.seed: summaries[trial.run][sweep.metric] for trial in trials if trial.run in summaries}
-    by_seed = {seed: float(one) if isinstance(one, int | float) else float("nan") for seed, one in found.items()}
+    done = {trial.config.seed: summaries[trial.run] for trial in trials if trial.run in summaries}
+    by_seed = {seed: metric_of(summary, sweep.metric) for seed, summary in done.items()}
     is_known = bool(by_seed) and all(map(isfinite, by_seed.values()))
     value = AGGREGATES[sweep.aggregate](by_seed.values()) if is_known else None
     return Arm(point=trials[0].point, trials=tuple(trials), by_seed=by_seed, value=value)
@@ -70,7 +70,11 @@ def best_of(sweep: SweepConfig, arms: Sequence[Arm]) -> Arm | None:
 
 
 def worse_than_best(sweep: SweepConfig, arm: Arm, best: Arm | None) -> Worse | None:
-    """By how much an arm is worse than the best one, paired by seed; None for that one, and where seeds are open."""
-    if best is None or arm is best or not arm.is_compared:
+    """By how much an arm is worse than the best one, in the mean of pairs of a seed.
+
+    None for that one, where seeds are open, and in a sweep that compares by the median: its best arm may be worse in
+    the mean.
+    """
+    if sweep.aggregate != "mean" or best is None or arm is best or not arm.is_compared:
         return None
     return worse_by(arm.by_seed, best.by_seed, lower=sweep.lower_is_better)

@@ -17,7 +17,7 @@ from tokendrop.study.claim import Claim
 from tokendrop.study.progress import Progress
 from tokendrop.study.studies import SCALES, Scale, Study
 from tokendrop.study.trials import Trial, trials_with
-from tokendrop.study.verdict import Verdict, verdict
+from tokendrop.study.verdict import Verdict, metric_of, verdict
 
 VERDICTS, ROWS = "verdicts", "rows.parquet"
 _COSTS = ("layer_tokens", "flops", "wall_clock_s")
@@ -78,8 +78,8 @@ def evidence_of(study: str, scale: Scale, command: str, progress: Progress) -> E
         lower_is_better=sweep.lower_is_better,
         margin=sweep.claim.margin,
         seeds=seeds,
-        arm=tuple(float(arm[seed][sweep.metric]) for seed in seeds),
-        against=tuple(float(against[seed][sweep.metric]) for seed in seeds),
+        arm=tuple(metric_of(arm[seed], sweep.metric) for seed in seeds),
+        against=tuple(metric_of(against[seed], sweep.metric) for seed in seeds),
         layer_tokens=(arm[seeds[0]]["layer_tokens"], against[seeds[0]]["layer_tokens"]),
         loss_slope=mean_slope([against[seed] for seed in seeds]),
         hours=round(sum(one["wall_clock_s"] for one in done.values()) / 3600, 3),

@@ -76,6 +76,7 @@ class Progress(tune.Callback):
     def finish(self, run: str, summary: dict[str, Any]) -> None:
         """Take in a trial that ended well."""
         self.summaries[run] = summary
+        self._check_metric(summary)
 
     def fail(self, run: str, reason: str, details: str) -> None:
         """Take in a trial that failed just now, and remember it for the next start."""

@@ -54,6 +54,7 @@ def run_sweep(
             record.forget_failures()
         progress = Progress(sweep, trials, record)
         left = {trial.run: job for trial in trials if (job := _begun(trial, progress)) is not None}
+        progress.raise_fault()
         log(f"sweep    {record.folder}: {progress.counts()}")
         if maker is not None:
             with _on_ray({base.name: base}, progress) as ready:

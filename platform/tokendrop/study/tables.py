@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import isfinite
+from statistics import fmean
 from typing import Any
 
 from tokendrop.output import count, table
@@ -12,7 +14,7 @@ from tokendrop.study.frontier import Frontier, frontiers
 from tokendrop.study.progress import Progress
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trials import Trial, point_text, value_text
-from tokendrop.study.verdict import Verdict, Worse, judged
+from tokendrop.study.verdict import Verdict, Worse, judged, metric_of
 
 _MOST_ROWS = 60
 
@@ -148,7 +150,7 @@ def _arm_row(sweep: SweepConfig, arm: Arm, best: Arm | None, progress: Progress)
         "value": arm.value,
         "std": arm.spread,
         "worse": None if worse is None else asdict(worse),
-        "by_seed": {seed: summary[sweep.metric] for seed, summary in done.items() if summary},
+        "by_seed": {seed: summary.get(sweep.metric) for seed, summary in done.items() if summary},
         "seeds": len(arm.trials),
     }
 
@@ -162,9 +164,10 @@ def result_text(
     best, summaries = best_of(sweep, arms), progress.summaries
     axes = [*dict.fromkeys(key for arm in arms for key, _ in arm.point)]
     header = ["arm", *(_short(axis, axes) for axis in axes), "seeds", f"{sweep.metric}, {sweep.aggregate}"]
-    header += ["std", "min to max", "worse by (95%)", "layer tokens", "FLOPs", "training time"]
+    worse_of = ["worse by (95%)"] if sweep.aggregate == "mean" else []
+    header += ["std", "min to max", *worse_of, "layer tokens", "FLOPs", "training time"]
     order = sorted(range(len(arms)), key=lambda number: _rank(sweep, arms[number]))
-    worse = [_worse_cell(worse_than_best(sweep, arm, best)) for arm in arms]
+    worse = [[_worse_cell(worse_than_best(sweep, arm, best)) for _ in worse_of] for arm in arms]
     rows = [
         [str(number + 1), *_point_cells(arms[number], axes), *_arm_cells(arms[number], worse[number], summaries)]
         for number in order
@@ -175,6 +178,9 @@ def result_text(
     text += _frontier_text(sweep, arms) + _verdict_text(sweep, progress)
     if progress.stopped:
         text += f"\nstopped early: {len(progress.stopped)} trials; their arms are not compared"
+    for run in (trial.run for arm in arms for trial in arm.trials if trial.run in summaries):
+        if not isfinite(found := metric_of(summaries[run], sweep.metric)):
+            text += f"\nnot finite: {run}: {sweep.metric} is {found:g}; its arm is not compared"
     for run, reason in progress.failures.items():
         text += f"\nfailed: {run}: {reason}"
     if progress.failures:
@@ -194,21 +200,18 @@ def _worse_cell(worse: Worse | None) -> str:
     return f"{worse.mean:.3g}{interval}"
 
 
-def _arm_cells(arm: Arm, worse: str, summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _arm_cells(arm: Arm, worse: list[str], summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     seeds = f"{len(arm.values)}" if arm.is_whole else f"{len(arm.values)} of {len(arm.trials)}"
     done = [summaries[trial.run] for trial in arm.trials if trial.run in summaries]
-    if arm.value is None:
-        return [seeds, *[""] * 7]
-    return [
-        seeds,
-        f"{arm.value:.4g}",
-        "" if arm.spread is None else f"{arm.spread:.2g}",
-        f"{min(arm.values):.4g} to {max(arm.values):.4g}",
-        worse,
-        count(done[0]["layer_tokens"]),
-        count(done[0]["flops"]),
-        f"{sum(one['wall_clock_s'] for one in done) / len(done):,.1f} s",
-    ]
+    found = ["", "", ""]
+    if arm.value is not None:
+        spread = "" if arm.spread is None else f"{arm.spread:.2g}"
+        found = [f"{arm.value:.4g}", spread, f"{min(arm.values):.4g} to {max(arm.values):.4g}"]
+    costs = ["", "", ""]
+    if done:
+        tokens, flops, took_s = (fmean(one[key] for one in done) for key in ("layer_tokens", "flops", "wall_clock_s"))
+        costs = [count(tokens), count(flops), f"{took_s:,.1f} s"]
+    return [seeds, *found, *worse, *costs]
 
 
 def _has_budgets(sweep: SweepConfig) -> bool:
@@ -225,7 +228,10 @@ def _frontier_text(sweep: SweepConfig, arms: Sequence[Arm]) -> str:
 def _law_text(one: Frontier, metric: str, measure: str) -> str:
     name = point_text(one.point) or "all"
     if one.law is None:
-        return f"{name}: no power law: {len(one.costs)} budgets with a {metric} above 0, want at least 3"
+        above = sum(value > 0 for value in one.values)
+        return (
+            f"{name}: no power law: a {metric} above 0 at {above} of {len(one.values)} budgets, want all and at least 3"
+        )
     law = one.law
     fitted = f"{metric} = {law.factor:.4g} x {measure}^{law.exponent:.3f}"
     return f"{name}: {fitted}, exponent {law.low:.3f} to {law.high:.3f} (95%)"
@@ -244,6 +250,8 @@ def _verdict_text(sweep: SweepConfig, progress: Progress) -> str:
     said, text = _verdict(sweep, progress), f"\n\nclaim: {claim.text}" if claim.text else "\n"
     if said is None:
         return f"{text}\nverdict: open, for want of two seeds of both arms"
+    if not isfinite(said.spread):
+        return f"{text}\nverdict: undecided, for {sweep.metric} is not finite in every seed of both arms"
     found = f"{said.answer}; worse by {said.mean:.4g} of {sweep.metric} (95%: {said.low:.4g} to {said.high:.4g},"
     text += f"\nverdict: {found} {said.seeds} seeds in pairs), margin {claim.margin:g}"
     if said.answer == "undecided":

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -58,11 +58,18 @@ class Verdict:
     """Where the 95% interval of the mean begins, by Student's t over the seeds."""
     high: float
     spread: float
-    """The standard deviation of the differences over seeds."""
+    """The standard deviation of the differences over seeds; NaN where one is no finite number, as of a run that
+    diverged: the claim is undecided then."""
     seeds: int
     seeds_to_decide: int | None
     """About how many seeds would decide, if the differences go on as they are; None where it is decided, or no number
     of them would do."""
+
+
+def metric_of(summary: Mapping[str, Any], metric: str) -> float:
+    """A trial's metric; NaN where it has none."""
+    value = summary.get(metric)
+    return float(value) if isinstance(value, int | float) else nan
 
 
 def judged(
@@ -75,7 +82,7 @@ def judged(
         lower: whether a lower metric is better.
     """
     arms = [
-        {trial.config.seed: float(summaries[trial.run][metric]) for trial in found if trial.run in summaries}
+        {trial.config.seed: metric_of(summaries[trial.run], metric) for trial in found if trial.run in summaries}
         for found in (trials_with(trials, claim.arm, "arm"), trials_with(trials, claim.against, "against"))
     ]
     differences = _differences(arms[0], arms[1], lower=lower)
@@ -88,7 +95,8 @@ def verdict(differences: Sequence[float], margin: float) -> Verdict:
     Args:
         differences: two or more; above 0 where the arm is worse.
     """
-    seeds, mean, spread = len(differences), fmean(differences), stdev(differences)
+    seeds, mean = len(differences), fmean(differences)
+    spread = stdev(differences) if all(map(isfinite, differences)) else nan
     wide = _wide(spread, seeds)
     low, high = mean - wide, mean + wide
     answer: Answer = "agrees" if high < margin else "disagrees" if low > margin else "undecided"
