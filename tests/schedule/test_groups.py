@@ -65,7 +65,12 @@ def test_what_a_group_sends_takes_time_that_grows_with_its_micro_batches(key: st
         waits_s = (step_s(plan, one, segment, segment.workers) for one in (slow, free))
         last = next(waits_s) - next(waits_s)
         assert last >= segment.accumulation * slow.exchange_s(passes, 2) > 0
-        return segment.accumulation * slow.exchange_s(passes, 2)
+        each_s = segment.accumulation * slow.exchange_s(passes, 2)
+        if key == "tensor_parallel":  # and once a step the gradients of what both have whole
+            whole = (plan.shape.parameters - plan.shape.layer_parameters) * 4
+            assert plan.share(segment).update == Passes(summed=2 * whole, messages=2)
+            assert last >= each_s + slow.exchange_s(plan.share(segment).update, 2)
+        return each_s
 
     assert sent_s(1) == pytest.approx(4 * sent_s(4))
 

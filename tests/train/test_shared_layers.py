@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from groups import together
-from tiny import assert_same, gpt_config
+from tiny import Rows, assert_same, experiment, gpt_config
 from tokendrop.config.model import BertConfig
 from tokendrop.errors import UserError
 from tokendrop.models import bert, gpt
@@ -21,9 +21,11 @@ from tokendrop.models.layer import Layer, recompute_layers
 from tokendrop.models.shared_layers import QKV, by_kind, by_worker, share_layers
 from tokendrop.models.shared_tokens import share_tokens
 from tokendrop.train.engines.mesh import mesh_of_workers
+from tokendrop.train.worker import build_engine
 
 WIDTH, FLOAT64 = 24, 1e-12
 SHARING = {"heads": share_layers, "tokens": share_tokens}
+SHARED_OUT = ("qkv.weight", "qkv.bias", "out.weight", "up.weight", "up.bias", "down.weight")
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
@@ -110,6 +112,32 @@ def compare(shared: str) -> None:
 @pytest.mark.parametrize("workers", [2, 4])
 def test_a_shared_layer_is_the_plain_one(workers: int, shared: str) -> None:
     together(workers, compare, shared)
+
+
+def step_with_gradients_that_differ() -> None:
+    """Of what both workers of a group have whole, as those of two GPUs differ by rounding."""
+    config = experiment(train__tensor_parallel=2, scaling__workers=2)
+    engine, _ = build_engine(config, torch.device("cpu"))
+    batch = next(Rows(config, world_size=2, rank=dist.get_rank()).of_step(0))
+    engine.forward_backward(batch, share=1.0, last_micro_batch=True)
+    whole_on_both = [one for name, one in engine.model.named_parameters() if not name.endswith(SHARED_OUT)]
+    assert len(whole_on_both) == 2 + 2 + 4 * (
+        4 + 2
+    )  # embeddings, last norm, each layer's norms and biases of what sums
+    for parameter in whole_on_both:
+        assert isinstance(parameter.grad, DTensor)
+        parameter.grad.to_local().mul_(1 + 1e-3 * dist.get_rank())
+    engine.step(lr=0.01, max_grad_norm=1.0)
+    for parameter in whole_on_both:
+        assert isinstance(parameter, DTensor)
+        own = parameter.to_local().detach()
+        both = [torch.empty_like(own) for _ in range(2)]
+        dist.all_gather(both, own)
+        assert torch.equal(*both)
+
+
+def test_what_all_of_a_group_have_whole_stays_the_same_where_their_gradients_differ() -> None:
+    together(2, step_with_gradients_that_differ)
 
 
 @pytest.mark.parametrize("share", SHARING.values())

@@ -196,7 +196,7 @@ class DeviceProfile:
         last = sent.backward + sent.last_backward
         last_s = self._waited_s(last, workers, rings, backward_s) - backward_waits_s
         update_s = slowdown * share.parameters(shape) * self.update_s_per_parameter
-        update_s += self.exchange_s(sent.update, workers, rings)
+        update_s += self.exchange_s(sent.update, workers, rings) + self.exchange_s(share.update, share.size)
         return batch.accumulation * (micro_s + each_s) + last_s + update_s
 
     def slowdown(self, world_size: int) -> float:

@@ -71,6 +71,8 @@ class GroupShare:
     """Share of a micro batch's FLOPs that each of them has."""
     passes: Passes = Passes()
     """Within the group, for each sequence; forward and backward together."""
+    update: Passes = Passes()
+    """Within the group, once a step: gradients of what each of its workers has whole."""
     shares_model: bool = False
     """Whether each holds its share of the layers' matrices alone, the optimizer's state of them too."""
 
@@ -109,9 +111,11 @@ def share_of(shared: Shared, size: int, shape: ModelShape, *, layer_tokens: int,
     work, layer_bytes = (head + (flops - head) / size) / flops, layer_tokens * shape.width * _VALUE_BYTES
     if shared == "layers":
         passes = Passes(summed=2 * 2 * 2 * layer_bytes, messages=2 * 2 * 2 * shape.layers)
-    else:
-        passes = Passes(gathered=2 * 3 * layer_bytes, messages=2 * 3 * shape.layers)
-    return GroupShare(size=size, work=work, passes=passes, shares_model=shared == "layers")
+        whole_bytes = (shape.parameters - shape.layer_parameters) * _VALUE_BYTES
+        update = Passes(summed=2 * whole_bytes, messages=2)
+        return GroupShare(size=size, work=work, passes=passes, update=update, shares_model=True)
+    passes = Passes(gathered=2 * 3 * layer_bytes, messages=2 * 3 * shape.layers)
+    return GroupShare(size=size, work=work, passes=passes)
 
 
 def traffic(shape: ModelShape, sharing: Sharing, share: GroupShare = ALONE) -> Traffic:

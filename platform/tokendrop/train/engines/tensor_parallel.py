@@ -23,12 +23,15 @@ from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.reader import CheckpointReader
 from tokendrop.train.task import Loss, LossFunction
 
+_GROUP = "group"
+
 
 class TensorParallelEngine(Engine):
     """`Engine` by torch's `parallelize_module` within a group, and by FSDP2 over the replicas.
 
     Under `ddp` FSDP2 has shards of one worker each, whose gradients it averages after the last micro batch. Embeddings,
-    norms and the head are whole on all workers of a group, which compute the same there, gradients too.
+    norms and the head are whole on all workers of a group, which compute the same there but for rounding: of these
+    gradients they take the mean, and so what they hold stays the same.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class TensorParallelEngine(Engine):
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         self.group = training.tensor_parallel
         self.world = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
-        shard_groups(model, layers, training, timeout_s=timeout_s)
+        self.members = shard_groups(model, layers, training, timeout_s=timeout_s)
         super().__init__(model, build_optimizers(model, training), dtype, loss=loss)
         self.sums_at_end = training.strategy == "ddp"
 
@@ -57,6 +60,7 @@ class TensorParallelEngine(Engine):
 
     def clip(self, max_grad_norm: float) -> Tensor:
         """As any engine's; each worker adds up what it holds, what others hold too by its share of it."""
+        self._agree()
         held = defaultdict[int, list[Tensor]](list)
         meshes = defaultdict[DeviceMesh, list[nn.Parameter]](list)
         for parameter in self.model.parameters():
@@ -72,6 +76,18 @@ class TensorParallelEngine(Engine):
         for parameters in meshes.values():  # torch takes those of one mesh at a time
             nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
+
+    def _agree(self) -> None:
+        """Take the mean over the group of gradients of what each of its workers has whole.
+
+        A GPU adds up in an order that changes, so they differ in rounding, and the workers would drift apart.
+        """
+        for parameter in self.model.parameters():
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor) and not _is_shared_out(gradient):
+                own = gradient.to_local()
+                dist.all_reduce(own, group=self.members)
+                own.div_(self.group)
 
     def state(self) -> dict[str, Any]:
         return _with_qkv(super().state(), self._in_plain_order)
@@ -94,14 +110,23 @@ class TensorParallelEngine(Engine):
         return whole.redistribute(placements=like.placements).to_local()
 
 
-def shard_groups(model: nn.Module, layers: nn.ModuleList, training: TrainConfig, *, timeout_s: float) -> None:
-    """Share layers out within groups of neighbours, and all of it over the groups, in place."""
+def shard_groups(
+    model: nn.Module, layers: nn.ModuleList, training: TrainConfig, *, timeout_s: float
+) -> dist.ProcessGroup:
+    """Share layers out within groups of neighbours, and all of it over the groups, in place; this worker's group."""
     group = training.tensor_parallel
     replicas = dist.get_world_size() // group
     over = {"replicas": replicas, "shards": 1} if training.strategy == "ddp" else {"shards": replicas}
-    mesh = mesh_of_workers(next(model.parameters()).device, {**over, "group": group}, timeout_s=timeout_s)
-    share_layers(layers, mesh["group"])
+    mesh = mesh_of_workers(next(model.parameters()).device, {**over, _GROUP: group}, timeout_s=timeout_s)
+    share_layers(layers, mesh[_GROUP])
     shard(model, layers, mesh[tuple(over)])
+    return mesh.get_group(_GROUP)
+
+
+def _is_shared_out(tensor: DTensor) -> bool:
+    """Whether each worker of a group has another part of it."""
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return _GROUP in names and not tensor.placements[names.index(_GROUP)].is_replicate()
 
 
 def _holders(tensor: DTensor) -> int:
