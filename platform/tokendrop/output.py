@@ -221,6 +221,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
 
 
+def decimals(number: float) -> str:
+    """1234.567 as 1,234.57, and 0.0012345 as 0.00123: small ones are not 0."""
+    return f"{number:,.2f}" if number >= 0.1 or not number else f"{number:.3g}"
+
+
 def count(number: float) -> str:
     """1234567 as 1.23M."""
     units = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -117,4 +117,8 @@ def test_what_can_not_be_a_profile_is_said_before_anything_is_written(complaint,
     )
     empty = written(tmp_path, {"bench": "device", "models": []})
     assert complaint("profile", "--from", empty, "--out", out).endswith("that holds at least one model")
+    damaged = result({"gpt-1m": times(0.01, 1, 1, 1, 1, 1, 1)})
+    damaged["models"][0]["update_ms"]["median"] = -3.0
+    said = complaint("profile", "--from", written(tmp_path, damaged), "--out", out)
+    assert said.endswith("want a result of tokendrop bench device, as --out of that writes it")
     assert not out.exists()

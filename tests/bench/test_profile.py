@@ -1,18 +1,23 @@
 """A profile measured here is one that a job takes."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from corpora import documents, tiny_job, write_corpus
+from strategies import MEASURED
+from task_jobs import CASES
 from tiny import experiment
 from tokendrop.bench.exchange import measure_link
-from tokendrop.bench.profile import _timed_method
+from tokendrop.bench.profile import _alone, _speeds, _timed_method
 from tokendrop.cli.main import main
 from tokendrop.config.drop import RandomLtd
 from tokendrop.config.load import load_job
+from tokendrop.schedule.scaling import step_s
+from tokendrop.train.worker import build_engine
 
 
 @pytest.fixture
@@ -43,6 +48,25 @@ def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path
     assert 1 <= profile.full_node_slowdown < 20
     assert 0.2 < profile.resize_s < 200  # to import torch alone takes that long
     assert profile.pause_s(config.model.shape, before=1, after=2) > profile.resize_s
+
+
+@pytest.mark.parametrize("case", ["causal", "random-LTD, NSP", "classification", "images"])
+def test_a_step_on_one_worker_is_planned_to_take_what_was_measured(case: str) -> None:
+    """Also where the head runs on some of the tokens alone."""
+    config = _alone(CASES[case])
+    engine, dropping = build_engine(config, torch.device("cpu"))
+    speed, _ = _speeds(config, engine, dropping, rounds=1, log=lambda _: None)
+    profile = replace(MEASURED, speeds=(speed,), update_s_per_parameter=0.0)
+    plan = replace(config, drop=CASES["choices"].drop).plan
+    (full,) = plan.segments
+    (seconds,) = (one.seconds for one in speed.points if one.kept_length == config.model.sequence_length)
+    assert step_s(plan, profile, full, 1) == pytest.approx(plan.batch.accumulation * seconds)
+
+
+@pytest.mark.parametrize("group", ["tensor_parallel", "context_parallel"])
+def test_a_job_of_groups_is_timed_on_one_worker(group: str) -> None:
+    config = experiment(scaling__workers=4, **{f"train__{group}": 2})
+    assert _alone(config).plan.batch == replace(config.plan.batch, world_size=1, group=1)
 
 
 @pytest.mark.parametrize("drop", [{"method": "layer_dropout", "keep": 0.5}, {"method": "token_bypass", "first": 0}])

@@ -53,6 +53,17 @@ def test_losses_are_waited_for_on_a_fixed_size_alone(capsys) -> None:
     assert policies["schedule"] == policies["availability"]
 
 
+def test_a_short_run_is_not_said_to_take_nothing(capsys) -> None:
+    job = str(Path(JOB).parents[1] / "pretrain" / "quickstart.yaml")
+    main(["plan", job, "scaling.profile=h200-8", f"{RATE}1", *SIMULATE])
+    out = capsys.readouterr().out
+    figures = [line.split("  ")[-1] for line in out.splitlines() if line.startswith(("hours,", "GPU-hours,", "USD,"))]
+    assert len(figures) == 9
+    assert all(float(figure) > 0 for figure in figures)
+    (expected,) = (line for line in out.splitlines() if line.startswith("expected"))
+    assert all(float(figure) > 0 for figure in re.findall(r"[\d.e-]+(?= s| GPU)|(?<=\$)[\d.e-]+", expected))
+
+
 def test_patience_is_that_of_the_job(capsys) -> None:
     """Where nodes come late, groups of fewer workers than planned follow each other."""
     late = (*SPOT, f"{RATE}0.1", "scaling.deadline_hours=null", "scaling.profile.node_start_s=7200", *SIMULATE)
@@ -88,7 +99,7 @@ WRONG = {
     ): "--simulate: 'a100-40g-8' does not say scaling.",
     (*SPOT, "--seed", "1"): "--seed: it is that of --simulate; want both, or neither",
     (*SPOT, "--simulate", "1"): "--simulate: want a whole number from 2 to 100,000, got '1'",
-    (*SPOT, f"{RATE}0.05"): f"{JOB}: scaling: deadline_hours=116 can't be met: with 1 to 64 workers this run takes 13",
+    (*SPOT, f"{RATE}0.05"): f"{JOB}: scaling: deadline_hours=116 can't be met: with 1 to 64 workers this run takes 14",
     (*SPOT, f"{RATE}-1"): f"{JOB}: scaling.profile.node_losses_per_hour: want 0 to 3600, got -1",
     (*SPOT, f"{RATE}1e9"): f"{JOB}: scaling.profile.node_losses_per_hour: want 0 to 3600, got 1e+09",
     (

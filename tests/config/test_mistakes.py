@@ -152,7 +152,7 @@ MISTAKES = {
     f"{PROFILE}, min_workers: 3}}": "scaling: want 1 <= min_workers <= max_workers",
     f"{PROFILE}, min_workers: 3, max_workers: 9}}": "scaling: no number of workers from 3 to 9 divides the 2 micro",
     f"{PROFILE}, deadline_hours: 1e-6}}": "scaling: deadline_hours=1e-06 can't be met: with 1 to 1 workers",
-    f"{PROFILE}, minimise: time, budget_usd: 1e-6}}": "scaling: a budget of 7.69231e-07 GPU-hours can't be kept",
+    f"{PROFILE}, minimise: time, budget_usd: 1e-6}}": "scaling: budget_usd=1e-06 can't be kept",
     f"{PROFILE}, deadline_hours: 0}}": "scaling: want deadline_hours, budget_gpu_hours and budget_usd above 0",
     f"{PROFILE}, budget_usd: 5}}": "scaling: a budget goes with minimise: time",
     f"{PROFILE}, minimise: time, deadline_hours: 5}}": "scaling: deadline_hours goes with minimise: cost",

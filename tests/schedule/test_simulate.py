@@ -169,6 +169,17 @@ def test_few_losses_take_what_is_expected_of_them(waits: bool, node_start_s: flo
         assert fmean(taken) - without > 6 * error  # what is found could be told from nothing
 
 
+def test_many_losses_between_two_checkpoints_take_what_is_expected_of_them() -> None:
+    """One on average while 40 steps are done: these are begun e times until they are done once."""
+    simulation = long_run(waits=True, node_start_s=0.0, losses=10.0)
+    plan, profile = simulation.plan, replace(simulation.profile, resize_s=0.0, restore_bytes_per_s=1e18)
+    expected = estimate(plan, profile, simulation.checkpoint_steps)
+    found = runs(replace(simulation, profile=profile), 300)
+    assert fmean(run.wall_clock_s for run in found) == pytest.approx(expected.wall_clock_s, rel=0.1)
+    assert fmean(run.gpu_hours for run in found) == pytest.approx(expected.gpu_hours, rel=0.1)
+    assert expected.wall_clock_s > 1.6 * estimate(plan, profile).wall_clock_s
+
+
 @given(simulations(waits=False), st.data())
 def test_it_wants_the_workers_that_the_run_itself_would(simulation: Simulation, data: st.DataObject) -> None:
     plan = simulation.plan

@@ -38,18 +38,18 @@ def profile_from(file: Path, *, like: str, name: str) -> DeviceProfile:
             f"Speeds and update: {result['command']}, on {here['device']}, {how}. Links, storage, pauses, nodes and the"
             f" price were not measured; they are those of {like}."
         )
+        return replace(
+            build(DeviceProfile, like, "--like"),
+            name=name,
+            kind="measured",
+            source=source,
+            speeds=speeds,
+            update_s_per_parameter=update_s_per_parameter,
+        )
     except UserError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         raise UserError(f"{file}: want a {_KIND}, as --out of that writes it") from None
-    return replace(
-        build(DeviceProfile, like, "--like"),
-        name=name,
-        kind="measured",
-        source=source,
-        speeds=speeds,
-        update_s_per_parameter=update_s_per_parameter,
-    )
 
 
 def _update_s(model: Mapping[str, Any]) -> float:

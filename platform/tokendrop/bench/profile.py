@@ -19,6 +19,7 @@ from tokendrop.bench.restart import measure_restart_s
 from tokendrop.bench.step import synchronize, timed_step
 from tokendrop.config.drop import DropMethod, RandomLtd
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.run import ScalingConfig
 from tokendrop.method import Dropping
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.device import DeviceProfile, ModelSpeed, Point
@@ -76,7 +77,8 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
 def _alone(config: ExperimentConfig) -> ExperimentConfig:
     """The job of one worker, by a method that can be timed and without fp8, of which profiles tell nothing."""
     train = replace(config.train, tensor_parallel=1, context_parallel=1, fp8=None, fp8_emulated=False)
-    return replace(config, drop=_timed_method(config), train=train)
+    scaling = ScalingConfig(cpus_per_worker=config.scaling.cpus_per_worker)
+    return replace(config, drop=_timed_method(config), train=train, scaling=scaling)
 
 
 def _timed_method(config: ExperimentConfig) -> DropMethod:
@@ -109,7 +111,7 @@ def _speeds(
     points = (Point(kept_length=k, micro_batch=s, seconds=seconds[f"{s}x{k}"]) for s in sizes for k in lengths)
     speed = ModelSpeed(
         model=config.model.preset or config.name,
-        shape=config.model.shape,
+        shape=replace(config.plan.shape, head_drops=False),  # of a method that cuts, another one is timed
         dropped_layers=len(dropping.layers) if dropping else 0,
         points=tuple(points),
     )

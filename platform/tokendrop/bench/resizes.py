@@ -7,7 +7,7 @@ from statistics import median
 from tokendrop.errors import UserError
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.plan import RunPlan
-from tokendrop.schedule.scaling import change_s
+from tokendrop.schedule.scaling import change_s, step_s
 from tokendrop.track.run_folder import open_run_folder, read_attempts
 
 
@@ -24,13 +24,20 @@ def plan_with_resizes(run: Path) -> RunPlan:
 
 
 def with_resizes(profile: DeviceProfile, plan: RunPlan, run: Path) -> DeviceProfile:
-    """A profile by which a resize takes what those of a run took: the median of what is left beside its checkpoint.
+    """A profile by which a resize takes what those of a run took.
+
+    That is the median of what is left of their pauses beside the checkpoint and the first step, which ends a pause.
 
     Args:
         plan: of that run's model and strategy.
         run: one that `plan_with_resizes` lets pass.
     """
     pauses, free = read_attempts(run)[1], replace(profile, resize_s=0.0)
-    rest = [one["pause_s"] - change_s(plan, free, one["from"], one["to"]) for one in pauses]
-    source = f"{profile.source} resize_s then by {run.name}: {len(pauses)} resizes beside their checkpoints."
+    rest = [
+        one["pause_s"]
+        - change_s(plan, free, one["from"], one["to"])
+        - step_s(plan, profile, plan.at(one["resize_at"]), one["to"])
+        for one in pauses
+    ]
+    source = f"{profile.source} resize_s then by {len(pauses)} resizes of {run.name}, with what Ray adds."
     return replace(profile, resize_s=max(0.0, median(rest)), source=source)

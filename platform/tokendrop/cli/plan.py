@@ -7,7 +7,7 @@ from typing import Any
 from tokendrop.cli import plan_simulated
 from tokendrop.cli.command import Command, Outcome
 from tokendrop.config.load import load_job
-from tokendrop.output import count, table
+from tokendrop.output import count, decimals, table
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.kept_by_step import KeptByStep
 from tokendrop.schedule.plan import RunPlan, Segment
@@ -194,9 +194,9 @@ def _groups(plan: RunPlan) -> str:
 
 def _taken(estimate: Estimate) -> str:
     hours = estimate.wall_clock_s / 3600
-    time = f"{estimate.wall_clock_s:.0f} s" if hours < 1 else f"{hours:.1f} h"
-    cost = "" if estimate.cost is None else f", ${estimate.cost:,.2f}"
-    return f"{time}, {estimate.gpu_hours:,.2f} GPU-hours{cost}"
+    time = f"{estimate.wall_clock_s:.3g} s" if hours < 1 else f"{hours:,.1f} h"
+    cost = "" if estimate.cost is None else f", ${decimals(estimate.cost)}"
+    return f"{time}, {decimals(estimate.gpu_hours)} GPU-hours{cost}"
 
 
 def _facts(name: str, plan: RunPlan) -> list[tuple[str, str]]:

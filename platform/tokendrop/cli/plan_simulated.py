@@ -10,7 +10,7 @@ from typing import Any
 from tokendrop.cli.arguments import add_job, whole
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
-from tokendrop.output import table
+from tokendrop.output import decimals, table
 from tokendrop.schedule.device import DeviceProfile
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.schedule.scaling import ScalingObjective, legal_sizes, with_workers
@@ -125,9 +125,9 @@ def _text(figures: Mapping[str, Mapping[str, Any]], simulations: int, seed: int,
     for key, (title, unit) in _FIGURES.items():
         for name, some in figures.items():
             if key in some:
-                rows.append([f"{title}, {name}", *(f"{some[key][column] / unit:,.2f}" for column in columns)])
+                rows.append([f"{title}, {name}", *(decimals(some[key][column] / unit) for column in columns)])
     for key, title in _MEANS.items():
-        rows += [[f"{title}, {name}", f"{some[key]:,.2f}", "", "", ""] for name, some in figures.items()]
+        rows += [[f"{title}, {name}", decimals(some[key]), "", "", ""] for name, some in figures.items()]
     said = (
         f"{simulations:,} simulated runs, seed {seed}: a node is lost {profile.node_losses_per_hour:g} times an hour,"
         f" and {profile.node_start_s:g} s later another one is there."

@@ -1,6 +1,7 @@
 """`tokendrop train`: one run, on this machine or on the cluster at RAY_ADDRESS."""
 
 import argparse
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -140,7 +141,7 @@ def where_to_look(results: Sequence[Mapping[str, Any]], config: ExperimentConfig
     page = page_of(Path(results[0]["run"]))
     if config.track.uri and config.track.uri.startswith("sqlite:"):
         mlflow = "mlflow" if shutil.which("mlflow") else f"{sys.executable} -m mlflow"
-        lines.append(f"curves      {mlflow} ui --backend-store-uri {config.track.uri}")
+        lines.append(f"curves      {mlflow} ui --backend-store-uri {shlex.quote(config.track.uri)}")
         lines.append(f"            then http://127.0.0.1:5000{page}")
     elif uri := config.track.uri:
         place = uri.rstrip("/") + page if uri.startswith("http") else uri

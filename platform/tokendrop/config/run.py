@@ -177,13 +177,15 @@ class ScalingConfig:
         if self.segments or self.profile is None:
             return with_workers(plan, [(round(clock.steps(s.from_)), s.workers) for s in self.segments])
         limit = self.deadline_hours if self.minimise == "cost" else self.budget_gpu_hours
-        if self.budget_usd and self.profile.usd_per_gpu_hour:
-            limit = self.budget_usd / self.profile.usd_per_gpu_hour
+        price = self.profile.usd_per_gpu_hour if self.budget_usd else None
+        if self.budget_usd and price:
+            limit = self.budget_usd / price
         objective = ScalingObjective(
             min_workers=self.min_workers,
             max_workers=self.most_workers,
             minimise=self.minimise,
             limit=limit,
+            usd_per_gpu_hour=price,
             checkpoint_steps=checkpoint_steps,
         )
         try:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil
+from math import ceil, expm1
 from typing import Literal
 
 from tokendrop.schedule.device import DeviceProfile
@@ -14,6 +14,7 @@ from tokendrop.schedule.search import Pair, Stages, best_route, total
 Sizes = tuple[tuple[int, int], ...]
 """(first step, workers), by rising steps from 0."""
 _HOUR_S, _MOST_PARTS = 3600.0, 128
+_ENDLESS = 100.0  # losses while the steps between two checkpoints are done: such a run never ends
 _MOST_ESTIMATES, _MOST_TURNS = 200_000, 2_000_000  # some seconds each
 
 Minimised = Literal["cost", "time"]
@@ -28,6 +29,8 @@ class ScalingObjective:
     minimise: Minimised
     limit: float | None = None
     """Hours where cost is minimised, GPU-hours where time is; None for no limit."""
+    usd_per_gpu_hour: float | None = None
+    """Where the limit was given in USD, the price that made it GPU-hours: messages are in USD then."""
     checkpoint_steps: int | None = None
     """As of `estimate`."""
 
@@ -80,7 +83,7 @@ def estimate(plan: RunPlan, profile: DeviceProfile, checkpoint_steps: int | None
 
     Args:
         checkpoint_steps: between two checkpoints; with them, what the profile's losses of nodes are expected to take
-            is part of it, to first order (`losses_s`). None leaves losses out.
+            is part of it (`losses_s`). None leaves losses out.
     """
     lost = [losses_s(plan, profile, s, s.workers, checkpoint_steps) for s in plan.segments]
     steps = [(s.workers, (s.stop - s.start) * step_s(plan, profile, s, s.workers)) for s in plan.segments]
@@ -161,19 +164,21 @@ def losses_s(
 ) -> tuple[float, float]:
     """What lost nodes are expected to take from a segment on so many workers: seconds, and workers by seconds.
 
-    A first-order expectation: every loss comes alone and costs the start of another node, during which the remaining
-    ones wait and are paid for, a restart, and half of the steps between two checkpoints, done again. More losses
-    meanwhile are left out; so is that elastic workers go on with fewer of them, which saves some of the wait and costs
-    a second pause.
+    Losses come at a constant rate. Each costs the steps since the last checkpoint, a restart, and the start of another
+    node, during which the remaining ones wait and are paid for. So the steps between two checkpoints, of T seconds, are
+    done once without a loss after exp(rate x T) - 1 attempts with one. Losses during a restart or a wait are left out;
+    so is that elastic workers go on with fewer of them, which saves some of the wait and costs a second pause.
     """
     if checkpoint_steps is None or not profile.node_losses_per_hour:
         return 0.0, 0.0
     nodes, one_s = ceil(workers / profile.devices_per_node), step_s(plan, profile, segment, workers)
-    losses = profile.node_losses_per_hour / _HOUR_S * nodes * (segment.stop - segment.start) * one_s
-    restart_s = change_s(plan, profile, workers, workers, saves=False)
-    held_up_s, waited_s = restart_s + min(checkpoint_steps, plan.steps) / 2 * one_s, profile.node_start_s or 0.0
-    waiting = (nodes - 1) * profile.devices_per_node
-    return losses * (held_up_s + waited_s), losses * (held_up_s * workers + waited_s * waiting)
+    rate, interval = profile.node_losses_per_hour / _HOUR_S * nodes, min(checkpoint_steps, plan.steps)
+    at_once = expm1(min(rate * interval * one_s, _ENDLESS))  # losses until one interval is done
+    losses = (segment.stop - segment.start) / interval * at_once
+    again_s = losses / rate - (segment.stop - segment.start) * one_s
+    held_up_s = again_s + losses * change_s(plan, profile, workers, workers, saves=False)
+    waited_s = losses * (profile.node_start_s or 0.0)
+    return held_up_s + waited_s, held_up_s * workers + waited_s * (nodes - 1) * profile.devices_per_node
 
 
 @lru_cache(maxsize=64)
@@ -251,8 +256,15 @@ def _least(stages: Stages, turns: Stages) -> float:
 
 
 def _too_little(objective: ScalingObjective, least: float) -> str:
-    enough = ceil(least * 100) / 100
-    among = f"with {objective.min_workers} to {objective.max_workers} workers"
+    assert objective.limit is not None
+    among = f"with {objective.min_workers} to {objective.max_workers} workers this run takes"
     if objective.minimise == "cost":
-        return f"deadline_hours={objective.limit:g} can't be met: {among} this run takes {enough:g} hours at least"
-    return f"a budget of {objective.limit:g} GPU-hours can't be kept: {among} this run takes {enough:g} at least"
+        return f"deadline_hours={objective.limit:g} can't be met: {among} {_upwards(least)} hours at least"
+    if price := objective.usd_per_gpu_hour:
+        return f"budget_usd={objective.limit * price:g} can't be kept: {among} {_upwards(least * price)} at least"
+    return f"budget_gpu_hours={objective.limit:g} can't be kept: {among} {_upwards(least)} at least"
+
+
+def _upwards(number: float) -> str:
+    """With two decimals, and never less than the number: who takes it for a limit can keep it."""
+    return f"{ceil(number * 100 + 1e-6) / 100:.2f}"

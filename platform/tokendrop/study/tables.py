@@ -6,7 +6,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from tokendrop.output import count, table
+from tokendrop.output import count, decimals, table
 from tokendrop.schedule.scaling import estimate
 from tokendrop.study.arms import Arm, best_of, worse_than_best
 from tokendrop.study.budget import BUDGET, Measure, cost_of
@@ -85,8 +85,8 @@ def _budget_text(measure: Measure, trials: Sequence[Trial]) -> str:
 
 def _cost_cell(key: str, value: float) -> str:
     if key == "wall_clock_s":
-        return f"{value / 3600:,.2f}"
-    return f"{value:,.2f}" if key == "gpu_hours" else count(value)
+        return decimals(value / 3600)
+    return decimals(value) if key == "gpu_hours" else count(value)
 
 
 def _axes(trials: Sequence[Trial]) -> list[str]:

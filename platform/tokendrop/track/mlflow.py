@@ -180,6 +180,14 @@ def _read_state(path: Path) -> dict[str, Any]:
     """What MLflow has by now; where the file is damaged all is sent again, and the MLflow run takes it once."""
     if not path.exists():
         return dict(_BEGIN)
+    if (state := _told(path)) is not None:
+        return state
+    logging.getLogger(__name__).warning("mlflow   %s is damaged; MLflow is told everything again", path)
+    return dict(_BEGIN)
+
+
+def _told(path: Path) -> dict[str, Any] | None:
+    """What the file says; None where it is damaged."""
     try:
         state = {**_BEGIN, **json.loads(path.read_text())}
         kinds = {"run_id": str | None, "experiment_id": str | None, "described": bool, "offset": int}
@@ -188,8 +196,7 @@ def _read_state(path: Path) -> dict[str, Any]:
             return state
     except (OSError, ValueError, TypeError, RecursionError):
         pass
-    logging.getLogger(__name__).warning("mlflow   %s is damaged; MLflow is told everything again", path)
-    return dict(_BEGIN)
+    return None
 
 
 def page_of(folder: Path) -> str:
@@ -197,7 +204,7 @@ def page_of(folder: Path) -> str:
 
     All experiments where MLflow was not reached.
     """
-    experiment_id = _read_state(folder / STATE)["experiment_id"]
+    experiment_id = (_told(folder / STATE) or _BEGIN)["experiment_id"]
     return "/#/experiments" + (f"/{experiment_id}?workflowType=machine_learning" if experiment_id else "")
 
 
