@@ -37,7 +37,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     """Time the job's model on one worker of this machine, traffic between two, its checkpoint, and new workers."""
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
-    dtype, config = pick_dtype(config.train.precision, device), _alone(config)
+    dtype, config = pick_dtype(config.train.precision, device), alone(config)
     engine, dropping = build_engine(config, device)
 
     speed, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
@@ -74,9 +74,14 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     )
 
 
-def _alone(config: ExperimentConfig) -> ExperimentConfig:
-    """The job of one worker, by a method that can be timed and without fp8, of which profiles tell nothing."""
+def alone(config: ExperimentConfig) -> ExperimentConfig:
+    """What is timed of a job: one worker, a method that can be timed, no fp8, of which profiles tell nothing.
+
+    Layers whose activations are bounded are computed again throughout: without its group a worker may keep too many.
+    """
+    recomputed = config.train.activation_checkpointing is not False
     train = replace(config.train, tensor_parallel=1, context_parallel=1, fp8=None, fp8_emulated=False)
+    train = replace(train, activation_checkpointing=recomputed)
     scaling = ScalingConfig(cpus_per_worker=config.scaling.cpus_per_worker)
     return replace(config, drop=_timed_method(config), train=train, scaling=scaling)
 
