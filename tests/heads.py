@@ -33,7 +33,7 @@ class Head(NamedTuple):
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,
             check=False,
         )
 
@@ -111,7 +111,7 @@ def started_head(user: Path) -> Iterator[Head]:
             yield Head(address, make_folder(user), environment, results)
 
 
-def wait_for_nodes(address: str, timeout_s: float = 60.0) -> None:
+def wait_for_nodes(address: str, timeout_s: float = 180.0) -> None:
     """Until the dashboard answers and knows of its node."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

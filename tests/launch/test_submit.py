@@ -112,7 +112,7 @@ def test_ctrl_c_stops_the_job_on_the_cluster(head: Head):
             if line.startswith("Running entrypoint"):
                 break
         following.send_signal(signal.SIGINT)
-        out, error = following.communicate(timeout=60)
+        out, error = following.communicate(timeout=300)
 
     assert following.returncode == 130, error
     assert "the cluster was asked to stop the job" in error
