@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: install quickstart ui dashboards lint types clean \
-	test test-all all-with-ray all-without-ray test-with-ray test-without-ray test-long test-alone test-oldest chaos goldens
+	test test-all test-with-ray test-without-ray test-long long-with-ray long-without-ray test-alone test-oldest chaos goldens
 
 install: .venv/installed
 
@@ -42,15 +42,15 @@ test-long: install
 test-alone: install
 	$(BIN)/pytest -m alone
 
-# all of these, with one Ray at a time: each lane goes on with its long tests
-test-all: install
-	$(MAKE) --jobs 2 --keep-going --output-sync all-with-ray all-without-ray
+# all of these, with one Ray at a time; the short ones first
+test-all: test
+	$(MAKE) --jobs 2 --keep-going --output-sync long-with-ray long-without-ray
 	$(MAKE) test-alone
 
-all-with-ray: test-with-ray
+long-with-ray:
 	$(BIN)/pytest -m 'ray and long and not alone and not chaos'
 
-all-without-ray: test-without-ray
+long-without-ray:
 	nice -n 19 $(BIN)/pytest -m 'not ray and long and not alone'
 
 # the tests of what runs on Ray, less scaling.mode=schedule and drains, on the oldest Ray that will do

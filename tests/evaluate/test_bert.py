@@ -19,7 +19,7 @@ from tokendrop.track.audit import audit
 from tokendrop.track.run_folder import open_run_folder, summarize
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 FLOAT64, TOLERANCE = 1e-10, 1e-5
 DROPS = {"method": "random_ltd", "full_length_layers": "first", "schedule": {"kind": "constant", "kept": 16}}
@@ -41,7 +41,6 @@ def run(job: Path) -> Path:
     return job.parent / "runs" / "whole"
 
 
-@pytest.mark.long
 def test_an_evaluation_gives_the_figures_of_training(run: Path, capsys) -> None:
     trained = summarize(run)
     main(["evaluate", str(run), "--json"])
@@ -69,7 +68,6 @@ def test_an_exported_model_has_our_logits_and_its_tokenizer_our_pairs(run: Path,
         torch.testing.assert_close(other, one, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.long
 def test_streamed_by_ray_data_it_learns_the_same(job: Path, run: Path) -> None:
     """Wrong sentences come with the rows, and the tokenizer from the run's folder."""
     main(["train", str(job), "run=streamed", "track.uri=null", "data.reader=ray_data"])
@@ -100,7 +98,6 @@ def test_its_ledger_has_each_sample_once(run: Path) -> None:
     assert audit(run).is_clean
 
 
-@pytest.mark.long
 def test_a_run_is_finetuned_on_examples_judged_and_exported(run: Path, job: Path, capsys) -> None:
     folder = job.parent / "finetuned"
     folder.mkdir()

@@ -52,6 +52,7 @@ def test_our_adapter_is_lm_evals_own_on_the_exported_model(tiny_run: Path, docum
     assert len({sample["resps"][0][0] for sample in ours["samples"]["tiny_writing"]}) > 3
 
 
+@pytest.mark.long
 def test_our_adapter_is_lm_evals_own_on_real_tasks(real_data: Path, make_run, tmp_path: Path):
     if not (real_data / "eval").is_dir():
         pytest.skip(f"no evaluation data below {real_data}")

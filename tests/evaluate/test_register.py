@@ -44,7 +44,7 @@ def versions(uri: str) -> list[tuple[str, str | None]]:
     return [(str(one.version), one.run_id) for one in MlflowClient(uri).search_model_versions(f'name = "{NAME}"')]
 
 
-@pytest.mark.parametrize("at", ["file", "server"])
+@pytest.mark.parametrize("at", ["file", pytest.param("server", marks=pytest.mark.long)])
 def test_a_registered_model_is_one_that_others_load(tiny_run: Path, tmp_path: Path, capsys, monkeypatch, at) -> None:
     monkeypatch.chdir(tmp_path)
     if at == "file":

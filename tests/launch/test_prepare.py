@@ -78,6 +78,7 @@ def test_a_run_that_follows_its_preparation_is_the_run_on_prepared_shards(tmp_pa
     )
 
 
+@pytest.mark.long
 def test_a_run_ends_in_one_sentence_where_its_preparation_does(tmp_path, slowly):
     config_of(tmp_path)
     with (tmp_path / "corpus.jsonl").open("a") as corpus:

@@ -59,6 +59,7 @@ def test_what_is_planned_ahead_does_not_grow_with_the_run(run, steps):
         assert len(span) * split.accumulation * split.micro_batch <= max(SPAN, split.global_batch)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.timeout(300)

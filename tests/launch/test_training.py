@@ -107,6 +107,7 @@ def test_workers_that_are_killed_as_they_start_are_started_again(
     np.testing.assert_allclose(losses(Path(result["run"])), losses(alone), rtol=FLOAT64)
 
 
+@pytest.mark.long
 def test_a_row_that_is_damaged_ends_the_run_of_all_workers(job: Path) -> None:
     overrides = ("scaling.workers=2", f"data.folder={job.parent}/damaged", "run=damaged")
     config = config_of(job, *overrides)

@@ -44,6 +44,7 @@ def test_arms_that_train_come_first_then_the_best_and_none_is_forgotten(tmp_path
     assert best == sorted(best)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_terminal_shows_every_arm_as_it_trains(tmp_path, ray_cluster):
     corpora.tiny_job(tmp_path, [corpora.write_corpus(tmp_path / "corpus.jsonl", corpora.documents(80))])

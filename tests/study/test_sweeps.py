@@ -78,6 +78,7 @@ def test_every_trial_is_trained_once_in_this_sweep_or_another(tmp_path, ray_clus
     assert [attempts(run) for run in runs] == [[0]] * 4
 
 
+@pytest.mark.long
 def test_mlflow_has_a_run_of_the_sweep_beside_those_of_its_trials(tmp_path, ray_cluster, capsys):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     axes = {"train.peak_lr": [1e-3, 0.1]}
@@ -106,6 +107,7 @@ def test_mlflow_has_a_run_of_the_sweep_beside_those_of_its_trials(tmp_path, ray_
     assert not {"mlflow.parentRunId"} & set(both[shared].data.tags)
 
 
+@pytest.mark.long
 def test_a_trial_that_fails_is_told_and_stops_no_other(tmp_path, ray_cluster, capsys):
     path = write_sweep(tmp_path, axes={"model.vocab_size": [320, 257, 384]})
     good, small, blocked = (trial["run"] for trial in result_of(capsys, path, "--dry-run")["trials"])
@@ -193,6 +195,7 @@ def test_a_scheduler_without_time_to_compare_is_told(tmp_path, ray_cluster, capf
     assert "scheduler: no trial is validated after a grace of " in last_line(capfd, path)
 
 
+@pytest.mark.long
 def test_a_searcher_chooses_arms_by_those_before(tmp_path, ray_cluster, capsys):
     axes = {"train.peak_lr": {"kind": "log_uniform", "low": 1e-4, "high": 1e-1}, "model.layers": [2, 3]}
     path = write_sweep(tmp_path, axes=axes, searcher={"arms": 4, "startup": 2}, seeds=2)
@@ -221,6 +224,7 @@ def test_trials_of_several_workers(tmp_path, ray_cluster, capsys, scaling):
     assert placement_groups() == []
 
 
+@pytest.mark.long
 def test_lengths_in_epochs_and_budgets(tmp_path, ray_cluster, capsys):
     path = write_sweep(tmp_path, axes={"train.length": ["1 epochs", "2 epochs"]})
     one, two = result_of(capsys, path)["trials"]

@@ -223,7 +223,7 @@ def test_metrics_wait_for_a_server_that_is_away(tmp_path: Path, capsys: pytest.C
         assert MlflowClient(uri).get_run(run_id).info.status == "FINISHED"
 
 
-@pytest.mark.parametrize("hangs_first", [True, False])
+@pytest.mark.parametrize("hangs_first", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_server_that_hangs_keeps_a_run_neither_from_starting_nor_from_being_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs_first: bool
 ) -> None:
