@@ -13,7 +13,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 from tokendrop.schedule.activations import Activations
 from tokendrop.schedule.device import Link
-from tokendrop.schedule.scaling import ScalingObjective, legal_sizes, step_s
+from tokendrop.schedule.scaling import ScalingObjective, change_s, legal_sizes, step_s
 from tokendrop.schedule.traffic import Passes
 from tokendrop.study.identity import settings_of
 
@@ -90,6 +90,19 @@ def test_an_exchange_in_a_group_serves_a_whole_micro_batch_and_waits_once_for_ea
     (many, longer_s), (few, shorter_s) = waits(1), waits(4)
     assert many == 4 * few
     assert longer_s - shorter_s == pytest.approx((many - few) * plan.share(plan.segments[0]).passes.messages)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_worker_is_handed_what_it_holds_of_a_checkpoint(key: str) -> None:
+    """Under `ddp`: all of it, or its share of the layers where its group shares these out, by rings of replicas."""
+    slow = replace(MEASURED, within_node=Link(bytes_per_s=1e3, latency_s=0.0), devices_per_node=8)
+    free = replace(slow, within_node=FREE)
+    plan = job(key, 2, replicas=4).plan
+    handed_s = [change_s(plan, one, 2, 8) for one in (slow, free)]
+    layers = plan.shape.layer_parameters
+    held = plan.shape.parameters - (layers - layers // 2 if key == "tensor_parallel" else 0)
+    members = 4 if key == "tensor_parallel" else 8
+    assert handed_s[0] - handed_s[1] == pytest.approx(held * plan.state_bytes * (members - 1) / members / 1e3)
 
 
 @given(size=st.sampled_from([2, 4, 8]), devices=st.sampled_from([1, 2, 8]))

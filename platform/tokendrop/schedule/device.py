@@ -229,6 +229,7 @@ class DeviceProfile:
         sharing: Sharing = "ddp",
         state_bytes: int = STATE_BYTES,
         saves: bool = True,
+        share: GroupShare = ALONE,
     ) -> float:
         """Seconds of one change of workers: a checkpoint written, the new workers, the checkpoint restored.
 
@@ -238,10 +239,11 @@ class DeviceProfile:
         Args:
             state_bytes: of one parameter in a checkpoint, its optimizer state among them.
             saves: whether a checkpoint is written; after a loss it is not.
+            share: of each worker in what its group holds together: that alone is handed on to it.
         """
-        size = shape.parameters * state_bytes
-        holds = Passes(gathered=size, messages=1)
-        handed_s = self.exchange_s(holds, after) if sharing == "ddp" else self._handed_s(size, before, after)
+        size, rings = shape.parameters * state_bytes, share.size if share.shares_model else 1
+        holds = Passes(gathered=share.parameters(shape) * state_bytes, messages=1)
+        handed_s = self.exchange_s(holds, after, rings) if sharing == "ddp" else self._handed_s(size, before, after)
         saved_s = size / self.checkpoint_bytes_per_s if saves else 0.0
         return self.resize_s + saved_s + size / self._restore_bytes_per_s + handed_s
 

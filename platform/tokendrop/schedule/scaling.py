@@ -156,7 +156,8 @@ def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> f
 def change_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int, *, saves: bool = True) -> float:
     """Seconds until others, or as many anew, train in the workers' place; after a loss no checkpoint is written."""
     how = {"before": before, "after": after, "state_bytes": plan.state_bytes}
-    return profile.pause_s(plan.shape, **how, sharing=plan.sharing, saves=saves)
+    share = plan.share(plan.segments[0])  # what a worker holds is the same in all segments
+    return profile.pause_s(plan.shape, **how, sharing=plan.sharing, saves=saves, share=share)
 
 
 def losses_s(
