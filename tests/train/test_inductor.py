@@ -18,7 +18,10 @@ COMPILED: dict[str, tuple[bool | str, ...]] = {"ddp": (True, "static"), "fsdp": 
 EXACT = 1e-10  # float64; a fused kernel may add up in another order
 STEPS = 4
 
-pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"inductor needs {COMPILER}, which is not here")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"inductor needs {COMPILER}, which is not here"),
+]
 
 
 def job(strategy: str, *, compiled: bool | str) -> ExperimentConfig:
