@@ -69,10 +69,10 @@ def test_a_step_is_torchs_own_on_the_moments_that_were_kept(
 
 
 def test_losses_are_those_of_exact_moments_to_a_twentieth_of_what_is_learned_and_to_a_hundredth_on_average() -> None:
-    """Eight rows learned by heart, where small differences grow: here to 2.1%, and 0.1% on average."""
+    """Eight rows learned by heart, where small differences grow: here to 2.5%, and 0.2% on average."""
     curves = []
     for state in ("bf16", "fp32"):
-        engine = engine_of(job(state))
+        engine = engine_of(job(state), torch.float64)
         losses = []
         for _ in range(150):
             losses.append(engine.forward_backward(rows_of(range(8)), share=1.0, last_micro_batch=True).mean.item())
