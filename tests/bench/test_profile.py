@@ -12,7 +12,7 @@ from strategies import MEASURED
 from task_jobs import CASES
 from tiny import experiment
 from tokendrop.bench.exchange import measure_link
-from tokendrop.bench.profile import _speeds, _timed_method, alone
+from tokendrop.bench.profile import _speeds, _timed_method, timed_job
 from tokendrop.cli.main import main
 from tokendrop.config.drop import RandomLtd
 from tokendrop.config.load import load_job
@@ -53,7 +53,7 @@ def test_what_profile_writes_plans_the_job_that_it_was_measured_on(job, tmp_path
 @pytest.mark.parametrize("case", ["causal", "random-LTD, NSP", "classification", "images"])
 def test_a_step_on_one_worker_is_planned_to_take_what_was_measured(case: str) -> None:
     """Also where the head runs on some of the tokens alone."""
-    config = alone(CASES[case])
+    config = timed_job(CASES[case])
     engine, dropping = build_engine(config, torch.device("cpu"))
     speed, _ = _speeds(config, engine, dropping, rounds=1, log=lambda _: None)
     profile = replace(MEASURED, speeds=(speed,), update_s_per_parameter=0.0)
@@ -67,7 +67,11 @@ def test_a_step_on_one_worker_is_planned_to_take_what_was_measured(case: str) ->
 def test_a_job_of_groups_is_timed_on_one_worker(group: str) -> None:
     bounded = {"train__activation_checkpointing": "0.18 MB"}  # enough for a group, and too little for one worker
     config = experiment(scaling__workers=4, **bounded, **{f"train__{group}": 2})
-    assert alone(config).plan.batch == replace(config.plan.batch, world_size=1, group=1)
+    timed = timed_job(config)
+    assert timed.plan.batch == replace(config.plan.batch, world_size=1, group=1)
+    assert timed.train.activation_checkpointing is True
+    single = experiment(train__activation_checkpointing="0.25 MB")
+    assert timed_job(single).train.activation_checkpointing == "0.25 MB"
 
 
 @pytest.mark.parametrize("drop", [{"method": "layer_dropout", "keep": 0.5}, {"method": "token_bypass", "first": 0}])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tokendrop.cli.main import main
+from tokendrop.cli.plan import _taken
 from tokendrop.config.load import load_job
-from tokendrop.schedule.scaling import estimate
+from tokendrop.schedule.scaling import Estimate, estimate
 
 JOB = Path(__file__).parents[2] / "jobs" / "paper" / "gpt3_1.3b_ltd.yaml"
 ELASTIC = ["scaling.profile=a100-40g-8", "scaling.mode=schedule", "scaling.deadline_hours=116"]
@@ -56,6 +57,17 @@ def test_people_read_both_bills(capsys) -> None:
     assert "expected       115.6 h, 6,052.94 GPU-hours, $7,868.83   by a100-40g-8 (derived)" in out
     assert "fixed size     96.7 h, 6,190.12 GPU-hours, $8,047.16   on 64 workers" in out
     assert "workers        32, 64 from step 108,481" in out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0021, "0.0021 s"), (2400, "2,400.00 s"), (3600, "1.0 h"), (5e6, "1,388.9 h")],
+)
+def test_short_and_long_runs_are_told_in_a_unit_that_fits(seconds: float, said: str) -> None:
+    found = Estimate(wall_clock_s=seconds, gpu_hours=seconds / 3600, cost=seconds / 1800)
+    assert _taken(found).startswith(f"{said}, ")
+    assert " 0.00 " not in _taken(found)
+    assert "$0.00," not in _taken(found) + ","
 
 
 @pytest.mark.parametrize(("name", "decay"), [("quickstart", "0.1"), ("bert_tiny", "0.1"), ("vit_tiny", "0.05")])

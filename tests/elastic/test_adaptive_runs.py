@@ -12,7 +12,7 @@ from tokendrop.track.audit import audit
 from tokendrop.track.decisions import read_decisions
 from tokendrop.track.run_folder import open_run_folder
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 PROFILE = """
 name: made-up
@@ -47,7 +47,6 @@ def fixed(job: Path, ray_cluster: None) -> Path:
     return Path(run_training(config_of(job, *JOB))["run"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mode", ["schedule", "fit_per_segment"])
 def test_workers_change_where_a_decision_wants_them_to(
     job: Path, fixed: Path, mode: str, capsys: pytest.CaptureFixture[str]
@@ -68,7 +67,6 @@ def test_workers_change_where_a_decision_wants_them_to(
     assert [(a.step, a.kept_length) for a in one] == [(b.step, b.kept_length) for b in two]
 
 
-@pytest.mark.long
 def test_a_worker_that_is_killed_changes_no_decision(job: Path, fixed: Path) -> None:
     runs = job.parent / "killed"
     killer = threading.Thread(target=kill_at, args=(runs, 10))

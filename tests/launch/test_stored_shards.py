@@ -15,7 +15,7 @@ from tokendrop.launch.resume import check_same_rows, shards_at_hand
 from tokendrop.launch.trainer import fit_in_this_process, run_training
 from tokendrop.track.run_folder import open_run_folder
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.fixture
@@ -26,7 +26,6 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         yield server
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_on_shards_in_s3_has_the_losses_of_the_local_folder(tmp_path: Path, s3: S3, workers: int) -> None:
     job, size = write_job(tmp_path), f"scaling.workers={workers}"

@@ -1,9 +1,11 @@
 """What the tables at a sweep's end say of its arms."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from scipy import stats
 from sweeps import trials_of, write_sweep
 from tokendrop.errors import UserError
 from tokendrop.study.arms import arms_of
+from tokendrop.study.evidence import evidence_of, write_rows
 from tokendrop.study.progress import Progress
 from tokendrop.study.record import SweepRecord
 from tokendrop.study.sweep import load_sweep
@@ -122,3 +125,19 @@ def test_a_metric_that_finished_trials_lack_ends_the_sweep_in_one_sentence(tmp_p
     with pytest.raises(UserError, match=r"^metric: no trial reports val_accuracy; want one of val_loss$"):
         progress.raise_fault()
     assert result_text(sweep, arms_of(sweep, trials, progress.summaries), progress)
+
+
+def test_a_study_in_which_a_trial_diverged_keeps_its_rows_and_no_verdict(tmp_path) -> None:
+    claim = {"arm": {"train.peak_lr": 2e-3}, "against": {"train.peak_lr": 1e-3}, "margin": 0.1}
+    path = write_sweep(tmp_path, axes={"train.peak_lr": [1e-3, 2e-3]}, seeds=2, claim=claim)
+    sweep, trials = load_sweep(path), trials_of(path)
+    progress = Progress(sweep, trials, SweepRecord(tmp_path, sweep.name))
+    for number, trial in enumerate(trials):
+        progress.finish(trial.run, {"val_loss": 3.0 + number, **COSTS})
+    assert evidence_of("any", "small", "", progress) is not None
+    progress.finish(trials[0].run, {"val_loss": None, **COSTS})
+    assert evidence_of("any", "small", "", progress) is None
+    write_rows(tmp_path / "rows.parquet", progress)
+    assert [math.isnan(row["val_loss"]) for row in pq.read_table(tmp_path / "rows.parquet").to_pylist()].count(
+        True
+    ) == 1

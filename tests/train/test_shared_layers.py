@@ -121,9 +121,7 @@ def step_with_gradients_that_differ() -> None:
     batch = next(Rows(config, world_size=2, rank=dist.get_rank()).of_step(0))
     engine.forward_backward(batch, share=1.0, last_micro_batch=True)
     whole_on_both = [one for name, one in engine.model.named_parameters() if not name.endswith(SHARED_OUT)]
-    assert len(whole_on_both) == 2 + 2 + 4 * (
-        4 + 2
-    )  # embeddings, last norm, each layer's norms and biases of what sums
+    assert len(whole_on_both) == 2 + 2 + 4 * (4 + 2)  # embeddings, last norm; of 4 layers norms, biases of out and down
     for parameter in whole_on_both:
         assert isinstance(parameter.grad, DTensor)
         parameter.grad.to_local().mul_(1 + 1e-3 * dist.get_rank())

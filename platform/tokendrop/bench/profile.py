@@ -37,7 +37,7 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     """Time the job's model on one worker of this machine, traffic between two, its checkpoint, and new workers."""
     device, scaling = pick_device(), config.scaling
     tune_cpu(scaling.cpus_per_worker)
-    dtype, config = pick_dtype(config.train.precision, device), alone(config)
+    dtype, config = pick_dtype(config.train.precision, device), timed_job(config)
     engine, dropping = build_engine(config, device)
 
     speed, update_s = _speeds(config, engine, dropping, rounds=rounds, log=log)
@@ -74,14 +74,14 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
     )
 
 
-def alone(config: ExperimentConfig) -> ExperimentConfig:
+def timed_job(config: ExperimentConfig) -> ExperimentConfig:
     """What is timed of a job: one worker, a method that can be timed, no fp8, of which profiles tell nothing.
 
-    Layers whose activations are bounded are computed again throughout: without its group a worker may keep too many.
+    Where a group's activations are bounded, all layers are computed again: for one worker the bound may be too low.
     """
-    recomputed = config.train.activation_checkpointing is not False
     train = replace(config.train, tensor_parallel=1, context_parallel=1, fp8=None, fp8_emulated=False)
-    train = replace(train, activation_checkpointing=recomputed)
+    if config.train.group > 1:
+        train = replace(train, activation_checkpointing=bool(train.activation_checkpointing))
     scaling = ScalingConfig(cpus_per_worker=config.scaling.cpus_per_worker)
     return replace(config, drop=_timed_method(config), train=train, scaling=scaling)
 

@@ -194,7 +194,7 @@ def _groups(plan: RunPlan) -> str:
 
 def _taken(estimate: Estimate) -> str:
     hours = estimate.wall_clock_s / 3600
-    time = f"{estimate.wall_clock_s:.3g} s" if hours < 1 else f"{hours:,.1f} h"
+    time = f"{hours:,.1f} h" if hours >= 1 else f"{decimals(estimate.wall_clock_s)} s"
     cost = "" if estimate.cost is None else f", ${decimals(estimate.cost)}"
     return f"{time}, {decimals(estimate.gpu_hours)} GPU-hours{cost}"
 

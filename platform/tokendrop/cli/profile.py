@@ -41,11 +41,11 @@ def run(options: argparse.Namespace) -> Outcome:
         return _from_measured(options.measured, options.like, options.out)
     config = load_job(options.job, options.overrides)
     out = _new_file(options.out or Path(f"{config.name}.profile.yaml"))
-    from tokendrop.bench.profile import alone, measure_profile
+    from tokendrop.bench.profile import measure_profile, timed_job
     from tokendrop.bench.resizes import plan_with_resizes, with_resizes
     from tokendrop.launch.memory import check_memory
 
-    check_memory(alone(config))
+    check_memory(timed_job(config))
     resizes: Path | None = options.resizes
     resized = None if resizes is None else plan_with_resizes(resizes)
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, log=log)

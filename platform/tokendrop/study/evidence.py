@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -60,14 +62,15 @@ class Evidence:
 
 
 def evidence_of(study: str, scale: Scale, command: str, progress: Progress) -> Evidence | None:
-    """What a sweep that has ended shows; None where fewer than two seeds of both arms have ended well."""
+    """What a sweep that has ended shows; None where one of its arms diverged, or has fewer than two seeds in common."""
     from tokendrop.track.environment import environment
 
     sweep, trials, done = progress.sweep, [*progress.trials.values()], progress.summaries
     assert sweep.claim is not None
     arm, against = (_by_seed(trials, sweep.claim, name, done) for name in ("arm", "against"))
     seeds = tuple(sorted(arm.keys() & against.keys()))
-    if len(seeds) < 2:
+    values = [tuple(metric_of(one[seed], sweep.metric) for seed in seeds) for one in (arm, against)]
+    if len(seeds) < 2 or not all(map(isfinite, chain(*values))):
         return None
     versions = {name: version for name, version in environment()["packages"].items() if version}
     return Evidence(
@@ -78,8 +81,8 @@ def evidence_of(study: str, scale: Scale, command: str, progress: Progress) -> E
         lower_is_better=sweep.lower_is_better,
         margin=sweep.claim.margin,
         seeds=seeds,
-        arm=tuple(metric_of(arm[seed], sweep.metric) for seed in seeds),
-        against=tuple(metric_of(against[seed], sweep.metric) for seed in seeds),
+        arm=values[0],
+        against=values[1],
         layer_tokens=(arm[seeds[0]]["layer_tokens"], against[seeds[0]]["layer_tokens"]),
         loss_slope=mean_slope([against[seed] for seed in seeds]),
         hours=round(sum(one["wall_clock_s"] for one in done.values()) / 3600, 3),
@@ -130,7 +133,7 @@ def write_rows(path: Path, progress: Progress) -> None:
             "run": run,
             "values": json.dumps(dict(progress.trials[run].point), default=str),
             "seed": progress.trials[run].config.seed,
-            progress.sweep.metric: float(summary[progress.sweep.metric]),
+            progress.sweep.metric: metric_of(summary, progress.sweep.metric),
             **{key: float(summary[key]) for key in _COSTS if key != progress.sweep.metric},
         }
         for run, summary in progress.summaries.items()
