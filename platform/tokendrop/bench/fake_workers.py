@@ -187,5 +187,5 @@ def fake_parts(folder: Path, state: Mapping[str, TensorStorageMetadata], world_s
             with file.open("r+b") as opened:
                 opened.truncate(ends[rank])
             crc32s = {one.storage_data.offset: 2**31 for one in of_rank}
-            of_rank.append(Written(name=file.name, sha256="0" * 64, crc32s=crc32s))
+            of_rank.append(Written(name=file.name, bytes=ends[rank], sha256="0" * 64, crc32s=crc32s))
     return results

@@ -1,7 +1,8 @@
 """What a run's driver and its scaling policy ask of its workers: a word in each of two small files of the run folder.
 
 Rank 0 alone reads them, so that all ranks do the same; files, because every machine of a run sees its folder, whatever
-Ray it is on. Both files are always there: a folder on network storage may hide a new one for a minute.
+Ray it is on, or is told of them. Both files are always there: a folder on network storage may hide a new one for a
+minute.
 """
 
 import json
@@ -70,6 +71,17 @@ class RunControl:
     def timings(self) -> list[tuple[str, float]]:
         """What the policy has told of this group's start: names, each with the time at its end."""
         return [(name, end) for name, end in json.loads(self._read("timings") or "[]")]
+
+    def told(self) -> dict[str, str]:
+        """All that is asked just now: for workers on a machine that does not see these files."""
+        return {name: self._read(name) for name in ("policy", "driver", "timings")}  # the last is written first
+
+    def tell(self, told: dict[str, str]) -> None:
+        """Ask the same here."""
+        self.folder.mkdir(exist_ok=True)
+        for name in reversed(told):
+            if told[name] != self._read(name):
+                self._write(name, told[name])
 
     def _write(self, name: str, text: str) -> None:
         partial = self.folder / f".{name}"

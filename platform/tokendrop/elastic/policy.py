@@ -22,7 +22,7 @@ from tokendrop.elastic.decide import ClusterView, ScalingAction, ScalingDecider
 from tokendrop.elastic.progress import Progress
 from tokendrop.elastic.standby import StandbyPool
 from tokendrop.track.decisions import DecidedJob
-from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
+from tokendrop.track.run_home import steps_done
 
 _CALL_S = 5.0  # for an answer of Ray's coordinator
 _IDLE_S = 0.25  # between two looks at a cluster whose nodes are waited for
@@ -45,12 +45,14 @@ class SchedulePolicy(ElasticScalingPolicy):
 
     def __init__(self, scaling_config: Any, job: DecidedJob, decider: ScalingDecider) -> None:
         super().__init__(scaling_config)
-        self.job, self.decider, self.checkpoints = job, decider, job.run / CHECKPOINTS
+        self.job, self.decider = job, decider
         self.control, self.progress = RunControl(job.run), Progress(job.run)
         self.autoscaling = is_autoscaler_v2(fetch_from_server=True)
         self.standbys = StandbyPool(self.control) if job.config.scaling.fast_resize else None
         self._requested = 0
         self._waits_since: float | None = None
+        self._step = 0
+        """From which the next group goes on."""
         self._since = 0.0
         self._has_run = False
         self._possible = 0
@@ -83,9 +85,10 @@ class SchedulePolicy(ElasticScalingPolicy):
         if self.standbys:  # those of a change that failed would tie the next group to their nodes
             self.standbys.end()
         self._follow_decisions()
-        now = time.monotonic()
-        self._waits_since = self._waits_since or now
-        step, leaving = committed_step(self.checkpoints), _leaving_nodes()
+        now, leaving = time.monotonic(), _leaving_nodes()
+        if self._waits_since is None:  # nothing is committed while no group is there
+            self._waits_since, self._step = now, steps_done(self.job.run)
+        step = self._step
         view = ClusterView(now=now, have=0, since=now, done=step, possible=self._possible)
         self._request(self.decider.request(view))
         waited_s = now - self._waits_since

@@ -17,6 +17,15 @@ def broadcast_from_rank_0(number: int) -> int:
     return int(said)
 
 
+def all_say(yes: bool) -> bool:
+    """Whether all ranks call this with True; called by all at once."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return yes
+    said = torch.tensor(int(yes))
+    dist.all_reduce(said, dist.ReduceOp.MIN)
+    return bool(said)
+
+
 def gather_on_rank_0(own: T) -> list[T]:
     """On rank 0 what each rank calls this with, by rank, and nothing on the others; called by all ranks at once.
 

@@ -1,21 +1,30 @@
-"""A run that a store keeps, as its driver and its workers go about it."""
+"""A run that a store keeps, as its driver goes about it."""
 
-import platform
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import is_uri
 from tokendrop.errors import UserError
-from tokendrop.track.run_copy import refresh
+from tokendrop.track.run_copy import catch_up, refresh
 from tokendrop.track.run_home import RunHome, home_of
 from tokendrop.track.run_store import check_writable, split_address
 
-SEEN_WITHIN_S = 10.0
-"""So long what one machine writes to shared storage may take to be seen by the others."""
 _HURRY_S = 3.0  # for a store, where a run has failed or was stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What the workers of a run that a store keeps are told of it."""
+
+    address: str
+    driver: str
+    """The id of the driver that has started them."""
+    copy: Any = None
+    """An actor beside the driver, by which rank 0 reaches the driver's copy of the run."""
 
 
 def check_store(config: ExperimentConfig, resume: Path | None) -> None:
@@ -58,25 +67,4 @@ def kept_in_store(run: Path) -> Iterator[RunHome | None]:
             home.end()
         raise
     home.end()
-
-
-def home_of_worker(run: Path, driver: str | None) -> RunHome | None:
-    """A worker's side of it.
-
-    Args:
-        driver: the id of the driver that has started it; None where no store keeps the run.
-    Raises:
-        UserError: this machine does not see the run folder of its driver.
-    """
-    if driver is None:
-        return None
-    deadline = time.monotonic() + SEEN_WITHIN_S
-    while (home := home_of(run)) is None or home.driver != driver:
-        if time.monotonic() < deadline:
-            time.sleep(0.2)
-            continue
-        raise UserError(
-            f"runs_folder: a worker on {platform.node()} does not see {run}, the copy of the run on its driver's"
-            " machine; want all workers on that machine, or TOKENDROP_STORED_RUNS on a disk that all machines share"
-        )
-    return home
+    catch_up(home)

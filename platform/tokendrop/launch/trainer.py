@@ -25,6 +25,7 @@ from tokendrop.config.task import TaskConfig
 from tokendrop.elastic.control import RunControl
 from tokendrop.elastic.decide import ScalingDecider
 from tokendrop.errors import StorageError, UserError, first_line, storage_failure
+from tokendrop.launch.apart import reaching_driver, with_copy
 from tokendrop.launch.beside import CheckpointEvaluation, Evaluate
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.draining import DrainNotice
@@ -37,7 +38,7 @@ from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on, check_same_rows, shards_at_hand
 from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_of, text_of
 from tokendrop.launch.stopping import run_until_stopped
-from tokendrop.launch.stored import check_store, kept_in_store
+from tokendrop.launch.stored import Stored, check_store, kept_in_store
 from tokendrop.launch.stream import RankSamples, StreamedSamples
 from tokendrop.launch.watch import Watcher
 from tokendrop.launch.worker import WorkerSpec, never, run_worker
@@ -46,7 +47,7 @@ from tokendrop.track.decisions import DecidedJob, with_decisions
 from tokendrop.track.journal import note_loss, note_start
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import begun_run, create_run_folder, describe_run, read_attempts, summarize
-from tokendrop.track.run_home import home_of, place_of
+from tokendrop.track.run_home import home_of, place_of, steps_done
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
 from tokendrop.train.engines.build import check_strategy
 
@@ -121,7 +122,8 @@ def _train(
         head.what_now, head.before_exit = f"go on with 'tokendrop train --resume {place_of(run)}'", watcher.give_up
         held_out = config.task.build(config).open(data).held_out() if config.data.reader == "ray_data" else None
         home = home_of(run)
-        spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out, driver=home and home.driver)
+        stored = Stored(address=home.address, driver=home.driver) if home else None
+        spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out, stored=stored)
         with CheckpointEvaluation(run, config, evaluate):
             run_until_stopped(partial(fit, spec, control), stop=control.stop)
     return mirror.run_id if mirror else None
@@ -141,7 +143,8 @@ def fit_in_this_process(spec: WorkerSpec, control: RunControl) -> None:
         UserError: something is wrong with the job that shows as it trains.
     """
     with telling_full_storage(spec.run):
-        run_worker(spec, device=torch.device("cuda" if spec.config.scaling.gpus_per_worker else "cpu"))
+        device = torch.device("cuda" if spec.config.scaling.gpus_per_worker else "cpu")
+        run_worker(spec, device=device, home=home_of(spec.run))
 
 
 def needs_ray_train(config: ExperimentConfig) -> bool:
@@ -157,8 +160,13 @@ def fit_on_ray_train(spec: WorkerSpec, control: RunControl) -> None:
         UserError: something is wrong with the job that shows as it trains.
         ray.train.TrainingFailedError: workers were lost more often than `scaling.max_restarts`.
     """
+    with reaching_driver(spec) as spec:
+        _fit(spec, control)
+
+
+def _fit(spec: WorkerSpec, control: RunControl) -> None:
     begun_before, failed_starts = _begun(spec.run), 0
-    while (step := committed_step(spec.run / CHECKPOINTS)) < spec.config.steps and not control.is_stopped:
+    while (step := steps_done(spec.run)) < spec.config.steps and not control.is_stopped:
         spec = replace(spec, config=with_decisions(spec.config, spec.run))
         restarts = max(0, _begun(spec.run) - begun_before - 1)
         trainer = _trainer(spec, step, max_restarts=max(0, spec.config.scaling.max_restarts - restarts))
@@ -246,14 +254,14 @@ def cause_of(failures: Mapping[int, Exception]) -> str:
 
 
 def _train_loop(settings: dict[str, Any]) -> None:
-    spec: WorkerSpec = settings["spec"]
-    with telling_full_storage(spec.run):
+    with with_copy(settings["spec"]) as (spec, home), telling_full_storage(spec.run):
         run_worker(
             spec,
             device=device_of(spec.config.scaling),
             samples=_streamed_samples(spec),
             # with `mode: schedule`, the policy moves the workers
             must_save=never if spec.config.scaling.mode == "schedule" else DrainNotice(),
+            home=home,
         )
 
 

@@ -16,7 +16,7 @@ from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
 from tokendrop.launch.collectives import broadcast_from_rank_0, gather_on_rank_0
 from tokendrop.launch.decisions import decisions_of
-from tokendrop.launch.stored import SEEN_WITHIN_S, home_of_worker
+from tokendrop.launch.stored import Stored
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, HeldOut, Samples
 from tokendrop.track.environment import describe_workers
@@ -34,6 +34,8 @@ from tokendrop.train.trace import tracing
 from tokendrop.train.warm_up import warm_up
 from tokendrop.train.worker import build_engine, train_by_plan
 
+_SEEN_WITHIN_S = 10.0  # so long what one machine writes to shared storage may take to be seen by the others
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
@@ -44,8 +46,10 @@ class WorkerSpec:
     data: Path
     held_out: HeldOut | None = None
     """Validation rows, for workers that do not share the folder of the token shards."""
-    driver: str | None = None
-    """The id of the driver, where a store keeps the run."""
+    stored: Stored | None = None
+    """Of a run that a store keeps."""
+    leads: bool | None = None
+    """Whether a worker makes the run folder ready for those that share it; rank 0 does when left out."""
 
 
 def never() -> bool:
@@ -59,6 +63,7 @@ def run_worker(
     device: torch.device | None = None,
     samples: Samples | None = None,
     must_save: Callable[[], bool] = never,
+    home: RunHome | None = None,
 ) -> None:
     """Train as one worker of the process group, or alone without one, from the last checkpoint to where workers change.
 
@@ -66,12 +71,13 @@ def run_worker(
         device: to train on; the CPU when left out.
         samples: where training samples come from; the mapped token shards when left out.
         must_save: called by all ranks after each step; whether a checkpoint is due, on all of them the same.
+        home: of a run that a store keeps.
     """
     config, called = spec.config, time.time()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = device or torch.device("cpu")
     _set_up(spec, device, rank)
-    scores, home = config.drop.scores(config.model.vocab_size, device), home_of_worker(spec.run, spec.driver)
+    scores = config.drop.scores(config.model.vocab_size, device)
     checkpoints = _checkpoints(spec, scores, home)
     engine, dropping, start = _restored(config, checkpoints, device)
     checkpoints.go_on(start)
@@ -111,7 +117,8 @@ def _set_up(spec: WorkerSpec, device: torch.device, rank: int) -> None:
 def _checkpoints(spec: WorkerSpec, scores: TokenScores | None, home: RunHome | None) -> Checkpoints:
     config = spec.config
     meta = {"model": asdict(config.model), "name": config.name}
-    return Checkpoints(spec.run / CHECKPOINTS, keep=config.checkpoint.keep, meta=meta, scores=scores, store=home)
+    folder, keep = spec.run / CHECKPOINTS, config.checkpoint.keep
+    return Checkpoints(folder, keep=keep, meta=meta, scores=scores, store=home, leads=spec.leads)
 
 
 def _restored(
@@ -158,7 +165,7 @@ def batches_of(
 
 def check_shared(run: Path) -> None:
     """Raises UserError where this worker does not see the run's folder, which the driver has made."""
-    deadline = time.monotonic() + SEEN_WITHIN_S
+    deadline = time.monotonic() + _SEEN_WITHIN_S
     while not (run / JOB).is_file():
         if time.monotonic() > deadline:
             raise UserError(

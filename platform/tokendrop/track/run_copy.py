@@ -97,6 +97,31 @@ def refresh(home: RunHome) -> None:
             _Copy(home.folder, home.store).update(checkpoint=True)
 
 
+def bring_for_workers(folder: Path, address: str, driver: str) -> RunHome:
+    """Make a folder of a machine that does not see the driver's copy what its workers go on from: no record.
+
+    Raises:
+        UserError: the store does not give it.
+    """
+    with exclusive_lock(folder, name=_COPYING):
+        write_home(folder, address, driver)
+        _Copy(folder, RunStore(address)).update(checkpoint=True, record=False)
+        home = RunHome(folder)
+        home.know_small_files()
+    return home
+
+
+def catch_up(home: RunHome) -> None:
+    """Make the folder of a driver what the store has, where its workers have written into other copies."""
+    files = home.store.files()
+    parts = (name for name in files if name.partition("/")[0] in DATASETS)
+    newest = home.folder / CHECKPOINTS / step_name(max(committed_in(files), default=0))
+    if newest in committed(newest.parent) and all((home.folder / part).exists() for part in parts):
+        return
+    with exclusive_lock(home.folder, name=_COPYING):
+        _Copy(home.folder, home.store).update(checkpoint=True)
+
+
 def set_apart(folder: Path) -> None:
     """Move the copy of a run that the store does not have out of the way: it may be all that is left of the run."""
     if any(folder.glob("[!.]*")):
@@ -114,13 +139,14 @@ class _Copy:
         path = folder / _SEEN
         self.seen: dict[str, list[int]] = json.loads(path.read_bytes()) if path.exists() else {}
 
-    def update(self, *, checkpoint: bool) -> None:
+    def update(self, *, checkpoint: bool, record: bool = True) -> None:
         while True:
             files = self.store.files()
             try:
                 step = self._checkpoint(files) if checkpoint else max(committed_in(files), default=0)
-                self._parts(files, step)
-                self._metrics(files)
+                if record:
+                    self._parts(files, step)
+                    self._metrics(files)
                 self._fetch_unseen({name: told for name, told in files.items() if is_small(name)})
                 break
             except MissingError:  # removed since it was listed, for there is a newer one

@@ -13,7 +13,7 @@ A run folder with a file `.home` is the copy of such a run. Who reads or writes 
 import json
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -53,6 +53,8 @@ class RunHome:
         self.store = RunStore(self.address, patience_s=_PATIENCE_S)
         self._sent: dict[str, tuple[int, int]] = {}
         self._parts: dict[str, int] | None = None
+        self.before_commit: Callable[[], object] = bool
+        """By rank 0: called before what the record has is written, and it does not count if this fails."""
 
     # what a driver does
 
@@ -92,8 +94,12 @@ class RunHome:
                 self.store.put(name, self.folder / name)
 
     def committed_step(self) -> int:
-        """Steps done by the newest checkpoint in the store, 0 without one; nothing is copied."""
-        return max(committed_in(self.store.files(CHECKPOINTS)), default=0)
+        """Steps done by the newest checkpoint in the store, 0 without one; nothing is copied.
+
+        One that has proved damaged on this machine does not count.
+        """
+        saved, here = committed_in(self.store.files(CHECKPOINTS)), self.folder / CHECKPOINTS
+        return max((step for step in saved if not aside(here / step_name(step)).exists()), default=0)
 
     # what its workers do
 
@@ -125,6 +131,10 @@ class RunHome:
                     else:
                         self._parts[part] = size
 
+    def know_small_files(self) -> None:
+        """Those that the folder has now came from the store, and are not written there again."""
+        self._sent = small_files(self.folder)
+
     def put(self, file: Path) -> None:
         """Write a file of a checkpoint, by whichever worker made it; raises StorageError where that can't be."""
         with self._telling():
@@ -141,6 +151,7 @@ class RunHome:
         step = step_of(checkpoint.with_suffix(""))
         with self._telling():
             self._check_driver()
+            self.before_commit()
             self.put_record(step)
             self._put(self._in_checkpoint(checkpoint / META), checkpoint / META)
 
@@ -220,6 +231,17 @@ class RunHome:
 def home_of(folder: Path) -> RunHome | None:
     """The home of a run folder that is the copy of a run in a store; None for a run that lies in its folder alone."""
     return RunHome(folder) if (folder / HOME).exists() else None
+
+
+def steps_done(run: Path) -> int:
+    """Steps that a run goes on from: those of the newest checkpoint in its store, else in its folder.
+
+    Raises:
+        UserError: the store does not say.
+        DamagedDataError: as `committed_step` does.
+    """
+    home = home_of(run)
+    return home.committed_step() if home else committed_step(run / CHECKPOINTS)
 
 
 def place_of(run: Path) -> str:

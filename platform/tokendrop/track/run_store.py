@@ -192,8 +192,22 @@ def runs_place(runs_folder: str) -> Path:
         return Path(runs_folder).absolute()
     folder, mark, query = runs_folder.partition("?")
     address = f"{folder.rstrip('/')}{mark}{query}"
-    root = Path(os.path.expanduser(os.environ.get(PLACE) or _DEFAULT_PLACE)).absolute()
-    return root / hashlib.sha256(address.encode()).hexdigest()[:_NAME_LETTERS]
+    return _copies_here() / hashlib.sha256(address.encode()).hexdigest()[:_NAME_LETTERS]
+
+
+def workers_place(address: str, node: str) -> Path:
+    """The folder on this machine for workers of a run, where they do not see the copy of its driver.
+
+    Args:
+        address: of the run.
+        node: the id of their node in Ray; another node may share the disk.
+    """
+    runs_folder, name = split_address(address)
+    return _copies_here() / ".nodes" / node[:_NAME_LETTERS] / runs_place(runs_folder).name / name
+
+
+def _copies_here() -> Path:
+    return Path(os.path.expanduser(os.environ.get(PLACE) or _DEFAULT_PLACE)).absolute()
 
 
 def split_address(address: str) -> tuple[str, str]:

@@ -61,14 +61,16 @@ class Checkpoints:
         meta: Mapping[str, Any],
         scores: TokenScores | None = None,
         store: CheckpointStore | None = None,
+        leads: bool | None = None,
     ) -> None:
         """
         Args:
-            folder: on storage that all workers share.
+            folder: on storage that all workers share; with a store, that all workers of a machine share.
             keep: committed checkpoints that stay; older ones are removed.
             meta: what the checkpoint says of its run, JSON; kept beside the weights.
             scores: what the job's method keeps beside the weights.
             store: has each checkpoint before the folder does.
+            leads: whether this worker makes the folder ready for those that share it; rank 0 does when left out.
         """
         self.folder, self.keep, self.meta, self.scores, self.store = folder, keep, meta, scores, store
         self._pending: Future[None] | None = None
@@ -77,6 +79,7 @@ class Checkpoints:
         shared = dist.is_initialized() and dist.get_world_size() > 1
         self.group: Any = dist.new_group(backend="gloo") if shared else None
         self._is_first = self.group is None or dist.get_rank() == 0
+        self._leads = self._is_first if leads is None else leads
         self._pinned: AsyncStager | None = None
 
     def go_on(self, step: int) -> None:
@@ -92,7 +95,7 @@ class Checkpoints:
         """Start saving `step`; training may go on at once. Waits for the save before it."""
         self.wait()
         final, unfinished = self.folder / step_name(step), self.folder / f"{step_name(step)}.partial"
-        if self._is_first:
+        if self._leads:
             for left in self.folder.glob("step_*.partial"):  # of a process that died while it saved, at whatever step
                 shutil.rmtree(left, ignore_errors=True)
             unfinished.mkdir(parents=True)
@@ -169,13 +172,15 @@ class Checkpoints:
         Raises:
             DamagedDataError: there are checkpoints, and none is complete; on all ranks.
         """
-        return from_rank_0(self._newest, self.group)
+        name = from_rank_0(self._newest, self.group)
+        return None if name is None else self.folder / name
 
-    def _newest(self) -> Path | None:
+    def _newest(self) -> str | None:
         newest = newest_complete(self.folder)
-        if newest is not None:
-            set_aside(newest)
-        return newest
+        if newest is None:
+            return None
+        set_aside(newest)
+        return newest.name
 
     def load(self, engine: Engine, checkpoint: Path) -> int:
         """Put a checkpoint into the engine, whatever strategy and world size wrote it; the step to go on from.

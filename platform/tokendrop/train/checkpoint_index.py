@@ -181,14 +181,21 @@ def committed_step(folder: Path) -> int:
     return read_meta(newest)["step"] if newest else 0
 
 
-def write_meta(checkpoint: Path, meta: Mapping[str, Any], files: Mapping[str, str]) -> None:
+def write_meta(
+    checkpoint: Path, meta: Mapping[str, Any], files: Mapping[str, str], sizes: Mapping[str, int] | None = None
+) -> None:
     """Write what a checkpoint says of itself; last of its files, when all others are there.
 
     Args:
         meta: JSON; `step` is the step of the folder's name.
         files: the SHA-256 of each other file, by name.
+        sizes: bytes of files that may lie on other machines; the others are looked at.
     """
-    entries = {name: {"bytes": (checkpoint / name).stat().st_size, "sha256": files[name]} for name in sorted(files)}
+    known = sizes or {}
+    entries = {
+        name: {"bytes": known[name] if name in known else (checkpoint / name).stat().st_size, "sha256": files[name]}
+        for name in sorted(files)
+    }
     write_synced(checkpoint / META, seal_json({**meta, "files": entries}))
 
 

@@ -40,6 +40,7 @@ class Written:
     """A file that a rank has written, beside what torch says of its tensors."""
 
     name: str
+    bytes: int
     sha256: str
     crc32s: Mapping[int, int]
     """Of each part, by its offset."""
@@ -97,6 +98,7 @@ class CheckpointWriter(StorageWriter):
             self.folder,
             self.meta,
             {**{name: file.sha256 for name, file in files.items()}, INDEX: file_sha256(index)},
+            sizes={name: file.bytes for name, file in files.items()},  # other ranks may have written to other disks
         )
 
     @classmethod
@@ -193,7 +195,8 @@ def _written(path: Path, ends: Mapping[int, int]) -> Written:
                 whole.update(chunk)
                 crc32s[start] = zlib.crc32(chunk, crc32s[start])
         assert not file.read(1), f"{path}: has bytes that are no part of a tensor"
-    return Written(name=path.name, sha256=whole.hexdigest(), crc32s=crc32s)
+        size = file.tell()
+    return Written(name=path.name, bytes=size, sha256=whole.hexdigest(), crc32s=crc32s)
 
 
 def _chunks(file: Any, size: int) -> Iterator[bytes]:
