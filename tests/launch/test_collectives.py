@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 from groups import together
-from tokendrop.launch.collectives import gather_on_rank_0
+from tokendrop.launch.collectives import all_do, gather_on_rank_0, patient_group
 from tokendrop.track.journal import LEDGER, Journal, read_ledger
 from tokendrop.train.report import StepReport
 
@@ -14,6 +15,21 @@ STEPS, EACH = 3, 2
 
 def test_one_process_alone_is_rank_0() -> None:
     assert gather_on_rank_0("own") == ["own"]
+
+
+def test_what_one_rank_raises_all_do_and_none_waits_for_it() -> None:
+    with patient_group() as group:
+        assert all_do(lambda: "own", group) == ["own"]
+    together(3, work_together)
+
+
+def work_together() -> None:
+    rank = dist.get_rank()
+    with patient_group() as group:
+        assert all_do(lambda: 2 * rank, group) == [0, 2, 4]
+        with pytest.raises(ZeroDivisionError):
+            all_do(lambda: 1 // (rank - 1), group)
+        assert all_do(lambda: rank, group) == [0, 1, 2]
 
 
 def test_rank_0_writes_the_ledger_of_a_group_and_no_other_rank_does(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A run in a store whose driver and workers share no disk: it changes workers, dies and goes on, bit for bit."""
 
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import psutil
 import pytest
 
 from checkouts import MIB
-from heads import ray_head, short_folder
+from heads import TOKEN, ray_head, short_folder, wait_for_nodes
 from kills import Command
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from stores import S3, s3_server
@@ -40,6 +39,7 @@ def nodes_with_disks_of_their_own(hidden: Path, temporary: Path, environment: di
         pytest.skip("no mount namespace can be made here")
     options = {"num-cpus": 0, "node-ip-address": "127.0.0.2"}
     with ray_head(sys.executable, temporary / "head", environment, options) as head:
+        wait_for_nodes(f"http://127.0.0.1:{head.dashboard}")
         address, nodes = f"127.0.0.2:{head.gcs}", list[subprocess.Popen[bytes]]()
         join = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"]
         join += ["--num-cpus=1", f"--object-store-memory={150 * MIB}", "--dashboard-agent-listen-port=0"]
@@ -78,7 +78,7 @@ def test_a_run_without_a_shared_disk_changes_workers_loses_them_and_its_driver_a
     shards = s3.upload(open_run_folder(here)[1], "corpus")
     settings = (f"runs_folder={runs}", "run=one", f"data.folder={shards}", f"data.cache.folder={tmp_path}/cache")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "GLOO_SOCKET_IFNAME": "lo"}
     with short_folder() as temporary, nodes_with_disks_of_their_own(tmp_path, temporary, environment) as cluster:
         environment |= {"RAY_ADDRESS": cluster}
         store = RunStore(address)

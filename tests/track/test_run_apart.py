@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from stored_runs import begun, elsewhere, save, state, written
-from tokendrop.launch.stored import kept_in_store
-from tokendrop.track.journal import LEDGER, METRICS
+from tiny import experiment
+from tokendrop.launch.apart import with_copy
+from tokendrop.launch.stored import Stored, kept_in_store
+from tokendrop.launch.worker import WorkerSpec
+from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, METRICS
+from tokendrop.track.parts import span_of, write_part
 from tokendrop.track.run_copy import bring_for_workers, catch_up
 from tokendrop.track.run_home import RunHome, steps_done
 from tokendrop.track.run_store import PLACE, workers_place
@@ -15,27 +20,64 @@ from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, step_name
 
 def copy_of_workers(home: RunHome, folder: Path) -> RunHome:
     """With the record of the driver's copy, as `Relay` makes it."""
-    copy = bring_for_workers(folder, home.address, home.driver)
+    bring_for_workers(folder, home.address, home.driver)
     (folder / METRICS).write_bytes((home.folder / METRICS).read_bytes())
-    return copy
+    return RunHome(folder)
 
 
 def test_workers_apart_go_on_from_the_newest_checkpoint_and_have_no_record(s3, runs, tmp_path):
     home = begun(runs)
     for step in (3, 6):
         save(home, step)
-    copy = bring_for_workers(tmp_path / "worker", home.address, home.driver)
+    copy = copy_of_workers(home, tmp_path / "worker")
     assert state(copy.folder) == (6, [])
     assert (copy.folder / "job.yaml").read_text() == (home.folder / "job.yaml").read_text()
     save(copy, 9)
-    again = bring_for_workers(tmp_path / "another", home.address, home.driver)
+    again = copy_of_workers(home, tmp_path / "another")
     assert [path.name for path in committed(again.folder / CHECKPOINTS)] == [step_name(9)]
+
+
+def test_what_workers_left_on_a_machine_never_reaches_the_store(s3, runs, tmp_path):
+    home = begun(runs)
+    save(home, 3)
+    copy = copy_of_workers(home, tmp_path / "worker")
+    written(copy, 6)  # and they died before it counted
+    (copy.folder / "trace").mkdir()
+    (copy.folder / "trace" / "rank0.json").write_text("{}")
+    row = {"step": [5, 6], "rank": [0, 0], "world_size": [1, 1], "sample_ids": [[5], [6]]}
+    others = copy_of_workers(home, tmp_path / "another")
+    write_part(others.folder / LEDGER, pa.table(row, schema=LEDGER_SCHEMA), start=4, end=6, rank=0)
+    others.put_record(6)
+    save(others, 9)
+    again = copy_of_workers(home, tmp_path / "worker")
+    again.know_small_files()
+    again.cut(9)
+    save(again, 12)
+    parts = {name for name in s3.files(home.store.opened[1]) if name.startswith((LEDGER, "trace"))}
+    spans = sorted(span for name in parts if (span := span_of(Path(name))))
+    assert spans == [(0, 3), (4, 6), (6, 9), (9, 12)]
+    assert len(parts) == len(spans)
+
+
+def test_workers_that_share_the_disk_again_go_on_from_what_those_apart_have_committed(s3, runs, tmp_path):
+    home = begun(runs)
+    copy = copy_of_workers(home, tmp_path / "worker")
+    for step in (3, 6):
+        save(copy, step)
+    stored = Stored(address=home.address, driver=home.driver)
+    spec = WorkerSpec(config=experiment(), run=home.folder, data=tmp_path, stored=stored)
+    with with_copy(spec) as (here, again):
+        assert here == spec
+        assert again is not None
+        assert state(home.folder) == (6, [3, 6])
+        again.cut(6)
+    assert steps_done(home.folder) == 6
 
 
 def test_a_checkpoint_of_which_a_machine_has_a_part_is_made_whole(s3, runs, tmp_path):
     home = begun(runs)
     save(home, 3)
-    copy = bring_for_workers(tmp_path / "worker", home.address, home.driver)
+    copy = copy_of_workers(home, tmp_path / "worker")
     weights = copy.folder / CHECKPOINTS / step_name(3) / "weights.distcp"
     weights.unlink()  # which another machine wrote
     bring_for_workers(copy.folder, home.address, home.driver)
@@ -75,7 +117,7 @@ def test_nothing_is_committed_that_the_driver_has_not_heard_of(s3, runs, tmp_pat
     copy = copy_of_workers(home, tmp_path / "worker")
     before = s3.files(home.store.opened[1])
 
-    def fail() -> None:
+    def fail() -> int:
         raise RuntimeError("no answer")
 
     copy.before_commit = fail
@@ -86,6 +128,25 @@ def test_nothing_is_committed_that_the_driver_has_not_heard_of(s3, runs, tmp_pat
     added = s3.files(home.store.opened[1]) - before
     assert {name.rpartition("/")[2] for name in added} == {"weights.distcp"}
     assert steps_done(home.folder) == 0
+
+
+def test_no_line_is_written_that_the_driver_has_not_heard_of(s3, runs, tmp_path):
+    home = begun(runs)
+    copy = copy_of_workers(home, tmp_path / "worker")
+    heard = (copy.folder / METRICS).stat().st_size
+
+    def grow() -> int:
+        with (copy.folder / METRICS).open("ab") as live:
+            live.write(b"a line that comes later\n")
+        return heard
+
+    copy.before_commit = grow
+    checkpoint = written(copy, 3)
+    copy.commit(checkpoint)
+    assert sum(size for size, _ in home.store.files(METRICS).values()) == heard
+    copy.before_commit = lambda: None
+    copy.put_record(3)
+    assert sum(size for size, _ in home.store.files(METRICS).values()) > heard
 
 
 def test_workers_of_other_nodes_have_other_folders_and_none_is_that_of_the_driver(monkeypatch, tmp_path):

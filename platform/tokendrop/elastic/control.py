@@ -1,8 +1,8 @@
 """What a run's driver and its scaling policy ask of its workers: a word in each of two small files of the run folder.
 
-Rank 0 alone reads them, so that all ranks do the same; files, because every machine of a run sees its folder, whatever
-Ray it is on, or is told of them. Both files are always there: a folder on network storage may hide a new one for a
-minute.
+Rank 0 alone reads them, so that all ranks do the same; files, because every machine that shares the run folder sees
+them, whatever Ray it is on. A machine that does not share it is told what is in them. Both files are always there: a
+folder on network storage may hide a new one for a minute.
 """
 
 import json

@@ -6,26 +6,31 @@ driver and the policy ask of rank 0, and what rank 0 adds to the live record, an
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import ray
 import ray.train
+import torch.distributed as dist
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tokendrop.atomic import atomic_write
 from tokendrop.elastic.control import RunControl
-from tokendrop.launch.collectives import all_say
+from tokendrop.launch.collectives import all_do, patient_group
 from tokendrop.launch.driver_copy import CHANGING, DriverCopy
 from tokendrop.launch.worker import WorkerSpec
 from tokendrop.track.journal import METRICS
-from tokendrop.track.run_copy import bring_for_workers
+from tokendrop.track.run_copy import bring_for_workers, catch_up
 from tokendrop.track.run_home import RunHome, home_of
 from tokendrop.track.run_store import workers_place
 
+_SEEN_WITHIN_S = 10.0  # so long shared storage may show an older state
 _EVERY_S = 0.1
 _ANSWER_S = 60.0  # for the driver's machine
 _MOST_BYTES = 2**22  # of the live record at once
@@ -35,22 +40,27 @@ class Relay:
     """Rank 0's side: makes its folder begin with the record of the driver's copy, then exchanges what is new."""
 
     def __init__(self, copy: Any, run: Path) -> None:
-        self.run, self._copy = run, copy
+        self.run, self._copy, self._id = run, copy, uuid4().hex
         self._lock = threading.Lock()
-        record, files = ray.get(copy.begin.remote(), timeout=_ANSWER_S)
-        for name, content in {METRICS: record, **files}.items():
+        self._known: dict[str, bytes] = self._answer(copy.begin.remote(self._id))
+        for name, content in self._known.items():
             atomic_write(run / name, content)
-        self._sent, self._known = len(record), files
+        with (run / METRICS).open("wb") as record:
+            while chunk := self._answer(copy.record.remote(record.tell())):
+                record.write(chunk)
+            self._sent = record.tell()
 
-    def exchange(self) -> None:
-        """Return when the driver's copy has all that is in this folder now.
+    def exchange(self) -> int:
+        """Return when the driver's copy has all that is in this folder now: bytes of the live record there.
 
         Raises:
-            ray.exceptions.RayError: the driver's machine does not answer, or does not take it.
+            RuntimeError: others follow this rank 0 by now.
+            ray.exceptions.RayError: the driver's machine does not answer.
         """
         with self._lock:
             while self._exchange():
                 pass
+            return self._sent
 
     def _exchange(self) -> bool:
         """Whether there may be more."""
@@ -59,10 +69,14 @@ class Relay:
             lines = record.read(_MOST_BYTES)
         files = {name: (self.run / name).read_bytes() for name in CHANGING if (self.run / name).exists()}
         changed = {name: content for name, content in files.items() if content != self._known.get(name)}
-        told: Any = ray.get(self._copy.exchange.remote(self._sent, lines, changed), timeout=_ANSWER_S)
+        told = self._answer(self._copy.exchange.remote(self._id, self._sent, lines, changed))
         self._sent, self._known = self._sent + len(lines), files
         RunControl(self.run).tell(told)
         return len(lines) == _MOST_BYTES
+
+    @staticmethod
+    def _answer(asked: Any) -> Any:
+        return ray.get(asked, timeout=_ANSWER_S)
 
 
 @contextmanager
@@ -107,32 +121,67 @@ def reaching_driver(spec: WorkerSpec) -> Iterator[WorkerSpec]:
 def with_copy(spec: WorkerSpec) -> Iterator[tuple[WorkerSpec, RunHome | None]]:
     """In a worker of Ray Train, called by all at once: the spec by the folder that this machine has, and its home.
 
-    Where one of the workers does not see the driver's copy, each node has a copy of its own, which goes with the run.
+    Where one of the workers does not see the driver's copy, each node has a copy of its own, until this group ends.
 
     Raises:
         UserError: the store does not give the run.
     """
-    if spec.stored is None or all_say(sees(spec.run, spec.stored.driver)):
-        yield spec, home_of(spec.run)
+    if spec.stored is None:
+        yield spec, None
         return
-    context = ray.train.get_context()
-    leads = context.get_local_rank() == 0
-    run = workers_place(spec.stored.address, ray.get_runtime_context().get_node_id())
-    home = bring_for_workers(run, spec.stored.address, spec.stored.driver)
-    with ExitStack() as work:
-        if context.get_world_rank() == 0:
-            relay = Relay(spec.stored.copy, run)
-            home.before_commit = relay.exchange
-            work.enter_context(exchanging(relay))
-        yield replace(spec, run=run, leads=leads), home
-    if leads and home.committed_step() >= spec.config.steps:
-        shutil.rmtree(run, ignore_errors=True)
+    with patient_group() as group:
+        if is_shared := all(all_do(partial(sees, spec.run, spec.stored.driver), group)):
+            is_first = group is None or dist.get_rank() == 0
+            all_do(partial(catch_up, RunHome(spec.run)) if is_first else bool, group)  # others may have been apart
+        else:
+            spec = _brought(spec, group)
+    home = RunHome(spec.run)
+    if is_shared:
+        yield spec, home
+        return
+    home.know_small_files()
+    with _relaying(spec, home):
+        yield spec, home
+    if spec.leads:
+        shutil.rmtree(spec.run, ignore_errors=True)
+
+
+def _brought(spec: WorkerSpec, group: Any) -> WorkerSpec:
+    """The spec by a copy of this node's own, which the first of its workers has made."""
+    assert spec.stored is not None
+    address, driver = spec.stored.address, spec.stored.driver
+    run = workers_place(address, ray.get_runtime_context().get_node_id())
+    leads = ray.train.get_context().get_local_rank() == 0
+    all_do(partial(bring_for_workers, run, address, driver) if leads else bool, group)
+    return replace(spec, run=run, leads=leads)
+
+
+@contextmanager
+def _relaying(spec: WorkerSpec, home: RunHome) -> Iterator[None]:
+    """On rank 0: while the block runs, the driver hears of it, always before the store does."""
+    if ray.train.get_context().get_world_rank() != 0:
+        yield
+        return
+    assert spec.stored is not None
+    relay = Relay(spec.stored.copy, spec.run)
+    home.before_commit = relay.exchange
+    with exchanging(relay):
+        yield
+    with suppress(Exception):  # all that matters is committed
+        home.put_small_files()
 
 
 def sees(run: Path, driver: str) -> bool:
-    """Whether this machine sees the copy of a run that a driver has."""
-    try:
-        home = home_of(run)
-    except OSError:
+    """Whether this machine sees the copy of a run that a driver has.
+
+    Where it has a folder of that name, it may see an older state of it for a while.
+    """
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while True:
+        with suppress(OSError):
+            if (home := home_of(run)) is not None and home.driver == driver:
+                return True
+            if run.exists() and time.monotonic() < deadline:
+                time.sleep(0.2)
+                continue
         return False
-    return home is not None and home.driver == driver

@@ -1,6 +1,9 @@
 """What the workers of a run tell each other beside the training itself, by the group that they train in."""
 
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,13 +20,39 @@ def broadcast_from_rank_0(number: int) -> int:
     return int(said)
 
 
-def all_say(yes: bool) -> bool:
-    """Whether all ranks call this with True; called by all at once."""
+@contextmanager
+def patient_group(timeout_s: float = 3600.0) -> Iterator[Any]:
+    """A gloo group of all ranks in which they may wait long for each other; None for one process alone."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return yes
-    said = torch.tensor(int(yes))
-    dist.all_reduce(said, dist.ReduceOp.MIN)
-    return bool(said)
+        yield None
+        return
+    group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)
+
+
+def all_do(work: Callable[[], T], group: Any) -> list[T]:
+    """What the work of each rank returns, by rank; called by all ranks of a group at once.
+
+    Raises:
+        Exception: on all of them, what the work of one has raised.
+    """
+    own: list[T | Exception] = []
+    try:
+        own.append(work())
+    except Exception as error:
+        own.append(error)
+    found = own if group is None else [own[0]] * dist.get_world_size(group)
+    if group is not None:
+        dist.all_gather_object(found, own[0], group=group)
+    done: list[T] = []
+    for one in found:
+        if isinstance(one, Exception):
+            raise one
+        done.append(one)
+    return done
 
 
 def gather_on_rank_0(own: T) -> list[T]:

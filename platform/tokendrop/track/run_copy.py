@@ -97,18 +97,22 @@ def refresh(home: RunHome) -> None:
             _Copy(home.folder, home.store).update(checkpoint=True)
 
 
-def bring_for_workers(folder: Path, address: str, driver: str) -> RunHome:
+def bring_for_workers(folder: Path, address: str, driver: str) -> None:
     """Make a folder of a machine that does not see the driver's copy what its workers go on from: no record.
+
+    What workers before them have left there goes, but for checkpoints: none of it may reach the store any more.
 
     Raises:
         UserError: the store does not give it.
     """
     with exclusive_lock(folder, name=_COPYING):
+        for left in folder.iterdir():
+            if left.is_dir() and left.name != CHECKPOINTS:
+                shutil.rmtree(left)
+            elif left.is_file() and left.name != _COPYING:
+                left.unlink()
         write_home(folder, address, driver)
         _Copy(folder, RunStore(address)).update(checkpoint=True, record=False)
-        home = RunHome(folder)
-        home.know_small_files()
-    return home
 
 
 def catch_up(home: RunHome) -> None:

@@ -53,8 +53,8 @@ class RunHome:
         self.store = RunStore(self.address, patience_s=_PATIENCE_S)
         self._sent: dict[str, tuple[int, int]] = {}
         self._parts: dict[str, int] | None = None
-        self.before_commit: Callable[[], object] = bool
-        """By rank 0: called before what the record has is written, and it does not count if this fails."""
+        self.before_commit: Callable[[], int | None] = lambda: None
+        """By rank 0, before the record is written: bytes of the live record to write, all where it is None."""
 
     # what a driver does
 
@@ -135,6 +135,13 @@ class RunHome:
         """Those that the folder has now came from the store, and are not written there again."""
         self._sent = small_files(self.folder)
 
+    def put_small_files(self) -> None:
+        """Write those that have changed."""
+        for name, state in small_files(self.folder).items():
+            if self._sent.get(name) != state:
+                self._put(name, self.folder / name)
+                self._sent[name] = state
+
     def put(self, file: Path) -> None:
         """Write a file of a checkpoint, by whichever worker made it; raises StorageError where that can't be."""
         with self._telling():
@@ -151,8 +158,7 @@ class RunHome:
         step = step_of(checkpoint.with_suffix(""))
         with self._telling():
             self._check_driver()
-            self.before_commit()
-            self.put_record(step)
+            self.put_record(step, live_bytes=self.before_commit())
             self._put(self._in_checkpoint(checkpoint / META), checkpoint / META)
 
     def remove_old(self, keep: int) -> None:
@@ -172,8 +178,12 @@ class RunHome:
                 if of <= max(newest, default=0) and file.rpartition("/")[0] not in stay
             )
 
-    def put_record(self, step: int) -> None:
-        """Write what the store lacks of the record: parts up to `step`, the live record, files that have changed."""
+    def put_record(self, step: int, *, live_bytes: int | None = None) -> None:
+        """Write what the store lacks of the record: parts up to `step`, the live record, files that have changed.
+
+        Args:
+            live_bytes: of the live record, from its begin on; all of it when left out.
+        """
         if self._parts is None:
             self._parts = {name: size for dataset in DATASETS for name, (size, _) in self.store.files(dataset).items()}
         for dataset in DATASETS:
@@ -182,19 +192,17 @@ class RunHome:
                 if self._parts.get(name) != size and not is_behind(name, step):
                     self._put(name, part)
                     self._parts[name] = size
-        self._put_metrics()
-        for name, state in small_files(self.folder).items():
-            if self._sent.get(name) != state:
-                self._put(name, self.folder / name)
-                self._sent[name] = state
+        self._put_metrics(live_bytes)
+        self.put_small_files()
 
-    def _put_metrics(self) -> None:
+    def _put_metrics(self, live_bytes: int | None) -> None:
         path, begin = self.folder / METRICS, end_of(chained(self.store.files(METRICS)))
-        if not path.exists() or path.stat().st_size <= begin:
+        end = path.stat().st_size if path.exists() and live_bytes is None else live_bytes or 0
+        if end <= begin:
             return
         with path.open("rb") as file:
             file.seek(begin)
-            content = file.read()
+            content = file.read(end - begin)
         if whole := content[: content.rfind(b"\n") + 1]:
             self._put(f"{METRICS}/{begin:012}-{begin + len(whole):012}.jsonl", whole)
 
