@@ -111,8 +111,8 @@ def started_head(user: Path) -> Iterator[Head]:
             yield Head(address, make_folder(user), environment, results)
 
 
-def wait_for_nodes(address: str, timeout_s: float = 180.0) -> None:
-    """Until the dashboard answers and knows of its node."""
+def wait_for_nodes(address: str, count: int = 1, *, timeout_s: float = 180.0) -> None:
+    """Until the dashboard answers and knows of so many nodes that are up."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
@@ -120,9 +120,10 @@ def wait_for_nodes(address: str, timeout_s: float = 180.0) -> None:
                 f"{address}/nodes?view=summary", headers={"Authorization": f"Bearer {TOKEN}"}
             )
             with urllib.request.urlopen(asked, timeout=5) as answer:
-                if json.load(answer)["data"]["summary"]:
+                nodes = json.load(answer)["data"]["summary"]
+                if sum(node.get("raylet", {}).get("state") == "ALIVE" for node in nodes) >= count:
                     return
         except (OSError, ValueError):
             pass
         time.sleep(0.3)
-    raise TimeoutError(f"no Ray head at {address} after {timeout_s} s")
+    raise TimeoutError(f"no {count} nodes of the Ray head at {address} after {timeout_s} s")

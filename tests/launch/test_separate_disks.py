@@ -27,6 +27,7 @@ from tokendrop.track.run_store import RunStore, address_below, runs_place
 
 pytestmark = pytest.mark.ray
 
+PATIENCE_S = 480.0
 OWN_DISKS = ("unshare", "--mount", "--map-root-user")
 LENGTH = ("train.length=300 steps", "checkpoint.every=30 steps", "evaluate.every=100 steps")
 BY_PLAN = ("scaling.mode=schedule", "scaling.segments=[{from: 0%, workers: 1}, {from: 90 steps, workers: 2}]")
@@ -39,7 +40,8 @@ def nodes_with_disks_of_their_own(hidden: Path, temporary: Path, environment: di
         pytest.skip("no mount namespace can be made here")
     options = {"num-cpus": 0, "node-ip-address": "127.0.0.2"}
     with ray_head(sys.executable, temporary / "head", environment, options) as head:
-        wait_for_nodes(f"http://127.0.0.1:{head.dashboard}")
+        dashboard = f"http://127.0.0.1:{head.dashboard}"
+        wait_for_nodes(dashboard)
         address, nodes = f"127.0.0.2:{head.gcs}", list[subprocess.Popen[bytes]]()
         join = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"]
         join += ["--num-cpus=1", f"--object-store-memory={150 * MIB}", "--dashboard-agent-listen-port=0"]
@@ -51,6 +53,7 @@ def nodes_with_disks_of_their_own(hidden: Path, temporary: Path, environment: di
                 place = [f"--node-ip-address=127.0.0.{number}", f"--temp-dir={temporary / str(number)}"]
                 command = [*OWN_DISKS, *mount, *join, *place]
                 nodes.append(subprocess.Popen(command, env=environment, start_new_session=True))
+                wait_for_nodes(dashboard, 1 + len(nodes))
             yield address
         finally:
             for node in nodes:
@@ -69,6 +72,8 @@ def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
 
 
 @pytest.mark.long
+@pytest.mark.alone
+@pytest.mark.timeout(1200)
 def test_a_run_without_a_shared_disk_changes_workers_loses_them_and_its_driver_and_is_the_same(
     tmp_path: Path, s3: S3
 ) -> None:
@@ -86,13 +91,17 @@ def test_a_run_without_a_shared_disk_changes_workers_loses_them_and_its_driver_a
         with Command("train", job, *LENGTH, *BY_PLAN, *settings, environment=environment) as command:
             killer = threading.Thread(target=kill_at, args=(runs_place(runs), 135), daemon=True)
             killer.start()
-            assert command.until(lambda: max(committed_in(store.files("checkpoints")), default=0) >= 210, "step 210")
+            assert command.until(
+                lambda: max(committed_in(store.files("checkpoints")), default=0) >= 210,
+                "step 210",
+                patience_s=PATIENCE_S,
+            )
             command.kill_all()
         killer.join()
         assert not any(copies.rglob("step_*"))  # workers write to disks of their own
         shutil.rmtree(copies)
         with Command("train", "--resume", address, environment=environment) as command:
-            command.finish()
+            command.finish(patience_s=PATIENCE_S)
     far = copied_run(address)
     np.testing.assert_allclose(losses(far), losses(here), rtol=FLOAT64)
     found = audit(far)
