@@ -46,6 +46,7 @@ def save_apart(folder: Path, strategy: str) -> None:
         engine.step(lr=0.01, max_grad_norm=1.0)
         checkpoints.save(engine, step)
     checkpoints.wait()
+    assert len(list(own.glob("step_*"))) == 1, "what was saved before has gone"
     shutil.rmtree(own)
     shutil.copytree(folder / "store" / step_name(6), own / step_name(6))
     again = build_engine(config, torch.device("cpu"))[0]
