@@ -40,7 +40,7 @@ def test_a_submitted_job_keeps_its_results_out_of_the_folder_that_ray_deletes(
 
 
 def test_a_worker_that_does_not_see_the_runs_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "SEEN_WITHIN_S", 0.0)
+    monkeypatch.setattr(worker, "_SEEN_WITHIN_S", 0.0)
     config = load_job(make_folder(tmp_path / "user") / "jobs" / "tiny.yaml")
     with pytest.raises(
         UserError, match=r"^runs_folder: \S+/elsewhere does not exist on \S+, where a worker runs; want "
