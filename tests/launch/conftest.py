@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from heads import Head, started_head
+from stores import S3, s3_server
 
 ROOT = Path(__file__).parents[2]
 IDLE_TIMEOUT_S = 2
@@ -69,6 +70,15 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     """A Ray head for the tests of a file, with three cores and a dashboard."""
     with started_head(tmp_path_factory.mktemp("user") / "my work") as head:
         yield head
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
+    """A store, and below the test's folder the copies that this machine keeps of runs in it."""
+    for name, value in (S3.ENVIRONMENT | {"TOKENDROP_STORED_RUNS": str(tmp_path / "here")}).items():
+        monkeypatch.setenv(name, value)
+    with s3_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from runs import FLOAT64, config_of, losses, write_job
 from tokendrop.cli.main import main
 from tokendrop.config.run import EvaluateConfig
+from tokendrop.errors import UserError
 from tokendrop.evaluate.beside import run_in_idle_time
 from tokendrop.launch.beside import CheckpointEvaluation
+from tokendrop.launch.stored import check_store
 from tokendrop.launch.trainer import run_training
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, step_name
 
@@ -171,3 +173,15 @@ def test_idle_time_is_the_lowest_priority_there_is():
 
 def command(job: Path, *overrides: str) -> list[str]:
     return [str(job), f"runs_folder={job.parent}/runs", f"data.folder={job.parent}/data", *overrides]
+
+
+def test_tasks_are_not_evaluated_beside_a_run_that_a_store_keeps(tmp_path: Path) -> None:
+    config = config_of(write_job(tmp_path), "runs_folder=s3://bucket/runs", "evaluate.tasks=[piqa]")
+    with pytest.raises(UserError, match=r"^evaluate\.tasks: a run that a store keeps is evaluated once it is trained"):
+        check_store(config, None)
+
+
+def test_tasks_are_evaluated_beside_a_run_in_its_folder_whatever_its_job_says_of_new_ones(tmp_path: Path) -> None:
+    config = config_of(write_job(tmp_path), "runs_folder=s3://bucket/runs", "evaluate.tasks=[piqa]")
+    (tmp_path / "run").mkdir()
+    check_store(config, tmp_path / "run")

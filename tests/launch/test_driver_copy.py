@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokendrop.elastic.control import RunControl
-from tokendrop.launch import apart
-from tokendrop.launch.apart import Relay, exchanging, sees
+from tokendrop.launch import separate_disks
 from tokendrop.launch.driver_copy import DriverCopy
+from tokendrop.launch.separate_disks import Relay, exchanging, sees
 from tokendrop.track.decisions import DECISIONS
 from tokendrop.track.journal import METRICS, note_loss
 from tokendrop.track.run_home import write_home
@@ -106,9 +106,9 @@ def test_the_copy_of_this_driver_is_seen_soon_and_no_other(tmp_path: Path, monke
     assert not sees(tmp_path / "run", "one")
     write_home(tmp_path / "run", "s3://bucket/runs/run", "one")
     assert sees(tmp_path / "run", "one")
-    monkeypatch.setattr(apart, "_SEEN_WITHIN_S", 0.3)
+    monkeypatch.setattr(separate_disks, "_SEEN_WITHIN_S", 0.3)
     assert not sees(tmp_path / "run", "another")
     later = threading.Timer(0.1, write_home, (tmp_path / "run", "s3://bucket/runs/run", "the next"))
-    monkeypatch.setattr(apart, "_SEEN_WITHIN_S", 20)
+    monkeypatch.setattr(separate_disks, "_SEEN_WITHIN_S", 20)
     later.start()
     assert sees(tmp_path / "run", "the next")

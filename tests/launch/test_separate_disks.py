@@ -17,7 +17,7 @@ from checkouts import MIB
 from heads import TOKEN, ray_head, short_folder, wait_for_nodes
 from kills import Command
 from runs import FLOAT64, config_of, kill_at, losses, write_job
-from stores import S3, s3_server
+from stores import S3
 from tokendrop.launch.trainer import fit_in_this_process, run_training
 from tokendrop.track.audit import audit
 from tokendrop.track.run_copy import copied_run
@@ -61,14 +61,6 @@ def nodes_with_disks_of_their_own(hidden: Path, temporary: Path, environment: di
                 for process in (started, *started.children(recursive=True)):
                     process.kill()
                 node.wait()
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
-    for name, value in (S3.ENVIRONMENT | {"TOKENDROP_STORED_RUNS": str(tmp_path / "here")}).items():
-        monkeypatch.setenv(name, value)
-    with s3_server() as server:
-        yield server
 
 
 @pytest.mark.long

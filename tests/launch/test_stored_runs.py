@@ -5,14 +5,13 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kills import Command
 from runs import config_of, losses, write_job
-from stores import S3, SLOW_DOWN, by_chance, s3_server
+from stores import S3, SLOW_DOWN, by_chance
 from tokendrop.errors import StorageError
 from tokendrop.launch.trainer import fit_in_this_process, run_training
 from tokendrop.track import run_home
@@ -23,14 +22,6 @@ from tokendrop.track.run_home import RunHome
 from tokendrop.track.run_store import RunStore
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3]:
-    for name, value in (S3.ENVIRONMENT | {"TOKENDROP_STORED_RUNS": str(tmp_path / "here")}).items():
-        monkeypatch.setenv(name, value)
-    with s3_server() as server:
-        yield server
 
 
 @pytest.fixture

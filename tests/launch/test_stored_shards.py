@@ -1,14 +1,13 @@
 """A run on token shards in S3: that of the folder which was copied there, bit for bit."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kills import Command, audited
 from runs import config_of, losses, write_job
-from stores import S3, s3_server
+from stores import S3
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.launch.resume import check_same_rows, shards_at_hand
@@ -16,14 +15,6 @@ from tokendrop.launch.trainer import fit_in_this_process, run_training
 from tokendrop.track.run_folder import open_run_folder
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    for name, value in S3.ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    with s3_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -11,8 +11,6 @@ from tokendrop.track.run_folder import ENVIRONMENT
 
 CHANGING = (DECISIONS, ENVIRONMENT)
 """Files that rank 0 writes and the driver reads while the run goes on."""
-
-
 _CHUNK_BYTES = 2**24
 
 

@@ -25,7 +25,6 @@ from tokendrop.config.task import TaskConfig
 from tokendrop.elastic.control import RunControl
 from tokendrop.elastic.decide import ScalingDecider
 from tokendrop.errors import StorageError, UserError, first_line, storage_failure
-from tokendrop.launch.apart import reaching_driver, with_copy
 from tokendrop.launch.beside import CheckpointEvaluation, Evaluate
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.draining import DrainNotice
@@ -37,6 +36,7 @@ from tokendrop.launch.process_group import torch_config
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on, check_same_rows, shards_at_hand
 from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_of, text_of
+from tokendrop.launch.separate_disks import reaching_driver, with_copy
 from tokendrop.launch.stopping import run_until_stopped
 from tokendrop.launch.stored import Stored, check_store, kept_in_store
 from tokendrop.launch.stream import RankSamples, StreamedSamples

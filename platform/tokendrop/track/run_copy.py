@@ -116,14 +116,14 @@ def bring_for_workers(folder: Path, address: str, driver: str) -> None:
 
 
 def catch_up(home: RunHome) -> None:
-    """Make the folder of a driver what the store has, where its workers have written into other copies."""
+    """Bring into the folder of a driver what its workers have committed from other copies; what is newer here stays."""
     files = home.store.files()
-    parts = (name for name in files if name.partition("/")[0] in DATASETS)
-    newest = home.folder / CHECKPOINTS / step_name(max(committed_in(files), default=0))
-    if newest in committed(newest.parent) and all((home.folder / part).exists() for part in parts):
+    saved = [home.folder / CHECKPOINTS / step_name(step) for step in committed_in(files)]
+    parts = (home.folder / name for name in files if name.partition("/")[0] in DATASETS)
+    if all(newest.exists() for newest in saved[-1:]) and all(part.exists() for part in parts):
         return
     with exclusive_lock(home.folder, name=_COPYING):
-        _Copy(home.folder, home.store).update(checkpoint=True)
+        _Copy(home.folder, home.store).update(checkpoint=True, ahead=True)
 
 
 def set_apart(folder: Path) -> None:
@@ -143,15 +143,24 @@ class _Copy:
         path = folder / _SEEN
         self.seen: dict[str, list[int]] = json.loads(path.read_bytes()) if path.exists() else {}
 
-    def update(self, *, checkpoint: bool, record: bool = True) -> None:
+    def update(self, *, checkpoint: bool, record: bool = True, ahead: bool = False) -> None:
+        """Bring what is missing.
+
+        Args:
+            ahead: the live record and the small files that are here are newer than the store's, and stay.
+        """
         while True:
             files = self.store.files()
             try:
                 step = self._checkpoint(files) if checkpoint else max(committed_in(files), default=0)
                 if record:
                     self._parts(files, step)
+                if record and not ahead:
                     self._metrics(files)
-                self._fetch_unseen({name: told for name, told in files.items() if is_small(name)})
+                small = {name: told for name, told in files.items() if is_small(name)}
+                self._fetch_unseen(
+                    {name: told for name, told in small.items() if not (ahead and (self.folder / name).exists())}
+                )
                 break
             except MissingError:  # removed since it was listed, for there is a newer one
                 continue

@@ -7,7 +7,7 @@ import pytest
 
 from stored_runs import begun, elsewhere, save, state, written
 from tiny import experiment
-from tokendrop.launch.apart import with_copy
+from tokendrop.launch.separate_disks import with_copy
 from tokendrop.launch.stored import Stored, kept_in_store
 from tokendrop.launch.worker import WorkerSpec
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, METRICS
@@ -110,6 +110,30 @@ def test_a_copy_that_has_it_all_is_left_as_it_is(s3, runs, tmp_path):
     (home.folder / LEDGER / next((home.folder / LEDGER).iterdir()).name).unlink()
     catch_up(home)
     assert state(home.folder) == (3, [3])
+
+
+def test_what_the_driver_has_written_since_stays(s3, runs, tmp_path):
+    home = begun(runs)
+    (home.folder / "decisions.json").write_text("made since")
+    with (home.folder / METRICS).open("a") as live:
+        live.write("a line of the driver\n")
+    record = (home.folder / METRICS).read_bytes()
+    home.store.put("decisions.json", b"older")
+    asked: list[str] = []
+    s3.app.trouble = lambda method, path: asked.append(path)
+    catch_up(home)
+    assert len(asked) == 1, "nothing is committed yet"
+    s3.app.trouble = lambda method, path: None
+    copy = copy_of_workers(home, tmp_path / "worker")
+    (copy.folder / "trace.json").write_text("{}")
+    save(copy, 3)
+    home.store.put("decisions.json", b"older")
+    (home.folder / METRICS).write_bytes(record)
+    catch_up(home)
+    assert state(home.folder) == (3, [3])
+    assert (home.folder / "trace.json").exists()
+    assert (home.folder / "decisions.json").read_text() == "made since"
+    assert (home.folder / METRICS).read_bytes() == record
 
 
 def test_nothing_is_committed_that_the_driver_has_not_heard_of(s3, runs, tmp_path):

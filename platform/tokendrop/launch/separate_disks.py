@@ -87,7 +87,7 @@ def exchanging(relay: Relay) -> Iterator[None]:
 
     def repeat() -> None:
         while not ended.wait(_EVERY_S):
-            with suppress(Exception):  # a commit would fail by it
+            with suppress(Exception):  # the next commit tells of what lasts
                 relay.exchange()
 
     thread = threading.Thread(target=repeat, daemon=True)
