@@ -1,6 +1,8 @@
-"""torch.compile sees two training graphs, whatever the kept lengths; graphs beyond its limit are an error."""
+"""torch.compile sees three training graphs, whatever the kept lengths; graphs beyond its limit are an error."""
 
-from collections.abc import Iterator
+import copy
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
-from tokendrop.method import attach, detach
+from tokendrop.method import Route, attach, detach, dropping_of
 from tokendrop.models.layer import recompute_layers
 from tokendrop.train.device import compile_layers
 
@@ -22,11 +24,17 @@ class CountingBackend:
     """Runs what dynamo captured as it is, and counts how often dynamo captured something."""
 
     def __init__(self) -> None:
-        self.graphs = 0
+        self.moves: list[int] = []
+        """Gathers and combines in each graph."""
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
-        self.graphs += 1
+        moves = [node for node in graph.graph.nodes if node.target is torch.ops.higher_order.autograd_function_apply]
+        self.moves.append(len(moves))
         return graph.forward
+
+    @property
+    def graphs(self) -> int:
+        return len(self.moves)
 
 
 @pytest.fixture
@@ -40,9 +48,18 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingBackend]:
     torch._dynamo.reset()
 
 
+def dropping_gpt(*, compiled: bool = False, routes: Sequence[Route] | None = None, **changes: object) -> nn.Module:
+    """A model that drops tokens, and whose layers are compiled then, as `build_engine` does it."""
+    model = gpt(**changes)
+    attach(model, seed=1, routes=routes)
+    if compiled:
+        compile_layers(model.blocks)
+    return model
+
+
 def train_through(model: nn.Module, kept_lengths: list[int]) -> list[dict[str, Tensor]]:
     """Gradients of a step at each kept length."""
-    dropping = attach(model, seed=1)
+    dropping = dropping_of(model)
     found = []
     for step, kept in enumerate(kept_lengths):
         dropping.draw(kept_length=kept, step=step, sample_ids=torch.arange(BATCH), sequence_length=TOKENS)
@@ -50,50 +67,87 @@ def train_through(model: nn.Module, kept_lengths: list[int]) -> list[dict[str, T
     return found
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_many_kept_lengths_make_two_training_graphs(backend: CountingBackend, positions: str) -> None:
-    model = gpt(positions=positions)
-    compile_layers(model.blocks)
-    compiled = train_through(model, KEPT_LENGTHS)
-    assert backend.graphs == 2
+def check_same(ours: list[dict[str, Tensor]], theirs: list[dict[str, Tensor]]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same(one, other, tolerance=EXACT)
 
-    eager = train_through(gpt(positions=positions), KEPT_LENGTHS)
-    for ours, theirs in zip(compiled, eager, strict=True):
-        assert_same(ours, theirs, tolerance=EXACT)
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_the_full_length_the_first_kept_one_and_all_others_make_a_graph_each(
+    backend: CountingBackend, positions: str
+) -> None:
+    compiled = train_through(dropping_gpt(positions=positions, compiled=True), KEPT_LENGTHS)
+    assert backend.moves == [0, 2, 2], "gather and combine are in the graph of the layers that drop tokens"
+    check_same(compiled, train_through(dropping_gpt(positions=positions), KEPT_LENGTHS))
+
+
+def test_layers_that_were_compiled_before_they_drop_tokens_gather_and_combine_outside(backend: CountingBackend) -> None:
+    model = gpt()
+    compile_layers(model.blocks)
+    attach(model, seed=1)
+    check_same(train_through(model, KEPT_LENGTHS), train_through(dropping_gpt(), KEPT_LENGTHS))
+    assert backend.moves == [0, 0]
+
+
+def test_a_route_of_several_layers_gathers_and_combines_outside(backend: CountingBackend) -> None:
+    span = [Route(first=1, last=2)]
+    compiled = train_through(dropping_gpt(routes=span, compiled=True), KEPT_LENGTHS)
+    assert backend.moves == [0, 0]
+    check_same(compiled, train_through(dropping_gpt(routes=span), KEPT_LENGTHS))
 
 
 def test_without_drops_there_is_one_training_graph(backend: CountingBackend) -> None:
-    model = gpt()
-    compile_layers(model.blocks)
-    train_through(model, [TOKENS, TOKENS])
+    train_through(dropping_gpt(compiled=True), [TOKENS, TOKENS])
     assert backend.graphs == 1
 
 
 def test_recomputed_layers_make_no_more_graphs_and_equal_gradients(backend: CountingBackend) -> None:
-    model = gpt(recompute=True)
-    compile_layers(model.blocks)
-    compiled = train_through(model, KEPT_LENGTHS[:6])
-    assert backend.graphs == 2
-    for ours, theirs in zip(compiled, train_through(gpt(), KEPT_LENGTHS[:6]), strict=True):
-        assert_same(ours, theirs, tolerance=EXACT)
+    compiled = train_through(dropping_gpt(recompute=True, compiled=True), KEPT_LENGTHS[:6])
+    assert backend.graphs == 3
+    check_same(compiled, train_through(dropping_gpt(), KEPT_LENGTHS[:6]))
 
 
-def test_layers_that_are_computed_again_from_a_step_on_make_one_more_graph(backend: CountingBackend) -> None:
-    model, eager = gpt(), gpt()
-    compile_layers(model.blocks)
-    for again, graphs in ((False, 2), (True, 3), (False, 3)):
+def test_layers_that_are_computed_again_from_a_step_on_make_a_graph_more_of_each_kind(backend: CountingBackend) -> None:
+    model, eager = dropping_gpt(compiled=True), dropping_gpt()
+    for again, graphs in ((False, 3), (True, 5), (False, 5)):
         recompute_layers(model, again=again)
         found = train_through(model, KEPT_LENGTHS[:6])
         assert backend.graphs == graphs
-        for ours, theirs in zip(found, train_through(eager, KEPT_LENGTHS[:6]), strict=True):
-            assert_same(ours, theirs, tolerance=EXACT)
-        detach(model)
-        detach(eager)
+        check_same(found, train_through(eager, KEPT_LENGTHS[:6]))
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_compiled_model_is_not_compiled_and_drops_as_it_does(
+    again: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = dropping_gpt(compiled=True)
+    train_through(model, [5])
+    other = again(model)
+    check_same(train_through(other, KEPT_LENGTHS[:3]), train_through(model, KEPT_LENGTHS[:3]))
+    torch._dynamo.reset()
+    counting = CountingBackend()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", partial(torch.compile, backend=counting))
+        train_through(other, [5])
+    assert not counting.graphs
+
+
+def test_a_compiled_model_that_drops_no_more_is_a_plain_one(backend: CountingBackend) -> None:
+    model = dropping_gpt(compiled=True)
+    train_through(model, [5])
+    detach(model)
+    plain = gpt()
+    found, expected = (gradients(one, one(*token_rows())) for one in (model, plain))
+    assert_same(found, expected, tolerance=EXACT)
+    assert not any("_compiled_route" in vars(block) for block in model.blocks)
 
 
 def test_more_graphs_than_allowed_stop_the_run(backend: CountingBackend) -> None:
-    model = gpt()
+    model = dropping_gpt(compiled=True)
     with torch._dynamo.config.patch(recompile_limit=1):
-        compile_layers(model.blocks)
+        recompute_layers(model, again=False)
+        train_through(model, [4])
+        recompute_layers(model, again=True)
         with pytest.raises(FailOnRecompileLimitHit):
-            train_through(model, [4, 6])
+            train_through(model, [4])

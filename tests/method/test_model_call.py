@@ -180,7 +180,7 @@ class Nameless(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "given", "said"),
     [
-        (Layer(lambda x: {"hidden": x}), torch.zeros(BATCH, TOKENS, 4), "layer 0 gave a dict; want hidden states"),
+        (Layer(lambda x: {"hidden": x}), torch.zeros(BATCH, TOKENS, 4), "a Layer gave a dict; want hidden states"),
         (Layer(), torch.zeros(BATCH, TOKENS, 4, 4), r"layer 0 takes \(3, 16, 4, 4\); want hidden states"),
         (Layer(), [torch.zeros(BATCH, TOKENS, 4)], "layer 0 takes a list; want hidden states"),
         (Nameless(), torch.zeros(BATCH, TOKENS, 4), "Nameless.forward has inputs without names"),

@@ -8,7 +8,8 @@ detach(model)
 
 from tokendrop.method.attach import ROUTER, attach, detach, dropping_of
 from tokendrop.method.draw import DrawContext
-from tokendrop.method.dropper import DroppedLayer, Dropping
+from tokendrop.method.dropped_layer import DroppedLayer
+from tokendrop.method.dropper import Dropping
 from tokendrop.method.learned_router import LearnedRouter
 from tokendrop.method.route import HighestScore, Route, RunsLayer, Selector, Uniform, routes_along
 from tokendrop.method.scores import TokenScores

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from tokendrop.method.dropper import DroppedLayer, Dropping, dropped_class
+from tokendrop.method.dropped_layer import DroppedLayer, dropped_class
+from tokendrop.method.dropper import Dropping
 from tokendrop.method.learned_router import LearnedRouter
 from tokendrop.method.route import Route, check_apart, routes_along
 from tokendrop.method.side_inputs import TokenDims
@@ -79,6 +80,7 @@ def detach(model: nn.Module) -> None:
             plain = module.plain_class
             module._dropping.hook.remove()
             del module._dropping, module._layer_number
+            vars(module).pop("_compiled_route", None)
             module.__class__ = plain  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -1,10 +1,9 @@
-"""Layers that run on their kept tokens: gather -> layers of the span -> combine."""
+"""The drops of one model: what is drawn, and which tokens leave and rejoin at each layer."""
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -156,12 +155,13 @@ class Dropping:
         if model.training and torch.is_grad_enabled():  # else nothing is trained on the draw
             self._use.see(model, inputs)
 
-    def leave(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
-        """The hidden states that a layer runs on, (B, K, D); at the first layer of a route the others leave.
+    def is_alone(self, layer: int) -> bool:
+        """Whether a layer is the only one of its route."""
+        route = self._route_of[layer]
+        return route.first == route.last
 
-        Raises:
-            ValueError: the hidden states have another shape than the draw was made for.
-        """
+    def check_hidden(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> None:
+        """Raises ValueError where a layer's input has another shape than the draw was made for."""
         if not isinstance(hidden_BSD, Tensor) or hidden_BSD.ndim != 3:
             got = tuple(hidden_BSD.shape) if isinstance(hidden_BSD, Tensor) else f"a {type(hidden_BSD).__name__}"
             raise ValueError(f"layer {layer} takes {got}; want hidden states (batch, tokens, width) to drop tokens of")
@@ -172,6 +172,10 @@ class Dropping:
                 f"kept tokens were drawn for {batch} sequences of {self._sequence_length} tokens, layer {layer} got"
                 f" {tuple(hidden_BSD.shape[:2])} and not {(batch, length)}; call draw() before each forward pass"
             )
+
+    def leave(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
+        """The hidden states that a layer runs on, (B, K, D); at the first layer of a route the others leave."""
+        route = self._route_of[layer]
         if layer > route.first:
             return hidden_BSD
         kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK)
@@ -182,11 +186,8 @@ class Dropping:
         """What a layer hands on: at the last layer of a route all tokens, (B, S, D), else the kept ones.
 
         Raises:
-            ValueError: a reentrant checkpoint around single layers of a route hides the tokens that had left, or the
-                layer gave no hidden states.
+            ValueError: a reentrant checkpoint around single layers of a route hides the tokens that had left.
         """
-        if not isinstance(out_BKD, Tensor):
-            raise ValueError(f"layer {layer} gave a {type(out_BKD).__name__}; want hidden states, alone or in a tuple")
         route = self._route_of[layer]
         if layer < route.last:
             return out_BKD
@@ -214,66 +215,3 @@ class Dropping:
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to one forward pass: a copy has draws of its own."""
         return {**vars(self), "_kept": {}, "_rest": {}, "_is_drawn": False, "_drops": False}
-
-
-class DroppedLayer(nn.Module):
-    """What `attach` puts in front of a layer's own class.
-
-    It stands at `__call__`, not at `forward`: outside of `Module.compile` and of activation checkpointing, so
-    that only the layer itself is compiled or computed again, on kept tokens that were chosen once. Parameter
-    names, attributes and `isinstance` stay those of the plain layer.
-    """
-
-    plain_class: ClassVar[type[nn.Module]]
-    input_names: ClassVar[list[str]]
-    _dropping: Dropping
-    _layer_number: int
-
-    def follow(self, dropping: Dropping, layer_number: int) -> None:
-        """Keep, from now on, the tokens that `dropping` draws for this layer."""
-        self._dropping, self._layer_number = dropping, layer_number
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        dropping, number = self._dropping, self._layer_number
-        drops = self.training or dropping.drops_in_evaluation
-        if not (dropping._drops if drops else dropping.learns):
-            if self.training:
-                dropping.warn_if_never_drawn()
-            return super().__call__(*args, **kwargs)
-        hidden_BSD, sides = self._inputs(args, kwargs)
-        # layers that see every token fill no cache either: one without the dropped layers would look whole
-        sides = without_cache(sides, number)
-        kept_BK = dropping.kept(number) if drops else dropping.in_evaluation(number)
-        if kept_BK is None:
-            return super().__call__(hidden_BSD, **sides)
-        if not isinstance(kept_BK, Tensor):
-            return kept_BK.run(super().__call__, hidden_BSD, sides, dropping.side_inputs)
-        hidden_BKD = dropping.leave(number, hidden_BSD, kept_BK)
-        out = super().__call__(hidden_BKD, **dropping.side_inputs_of(self, sides, kept_BK))
-        if isinstance(out, tuple):
-            return (dropping.rejoin(number, out[0], kept_BK), *out[1:])
-        return dropping.rejoin(number, out, kept_BK)
-
-    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """The hidden states, the layer's first input, and every other input by its name."""
-        names = self.input_names
-        if not names or len(args) > len(names):
-            raise ValueError(f"{self.plain_class.__name__}.forward has inputs without names; none of them can be cut")
-        named = inputs_by_name(names, args, kwargs)
-        return named.pop(names[0]), named
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """So that copies and pickles can name the class: it is made when it is needed."""
-        return _new_layer, (self.plain_class,), self.__getstate__()
-
-
-@cache
-def dropped_class(plain: type[nn.Module]) -> type[DroppedLayer]:
-    """The class of a dropped layer whose own class is `plain`."""
-    added = {"plain_class": plain, "input_names": positional_names(plain)}
-    return type(f"Dropped{plain.__name__}", (DroppedLayer, plain), added)
-
-
-def _new_layer(plain: type[nn.Module]) -> DroppedLayer:
-    made = dropped_class(plain)
-    return made.__new__(made)
