@@ -47,7 +47,19 @@ from tokendrop.cli.main import main
 main(["bench", "device", "--presets", "gpt-5m,gpt-1m", "--minutes", "0.01", "--rounds", "3", "--out", sys.argv[1]])
 """
 MODEL = {
-    *("preset", "fp8", "shape", "parameters", "dropped_layers", "micro_batch", "rounds", "lengths", "plain_gpt2"),
+    *(
+        "preset",
+        "fp8",
+        "compile",
+        "cuda_graphs",
+        "shape",
+        "parameters",
+        "dropped_layers",
+        "micro_batch",
+        "rounds",
+        "lengths",
+        "plain_gpt2",
+    ),
     *("full_length_alone_ms", "update_ms", "schedule", "schedule_grown", "start_s", "host_waits"),
 }
 STEP = {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "peak_memory_bytes"}
@@ -111,6 +123,21 @@ def test_each_model_is_timed_in_fp8_beside_without_where_that_is_asked_for(monke
     assert (plain["fp8"], fp8["fp8"]) == (None, "rowwise")
     assert plain["shape"] == fp8["shape"]
     assert plain["rounds"] == fp8["rounds"] == 3
+
+
+def test_static_and_cuda_graphs_are_jobs_of_their_own_after_each_preset() -> None:
+    wanted = replace(WANTED, static=True, cuda_graphs=True)
+    jobs = jobs_of(["gpt-1m", "gpt-5m"], wanted, True, torch.device("cuda"))
+    assert [job.name for job in jobs] == [
+        f"{preset}{way}" for preset in ("gpt-1m", "gpt-5m") for way in ("", "-static", "-cuda-graphs")
+    ]
+    assert [(job.train.compile, job.train.cuda_graphs) for job in jobs[:3]] == [
+        (True, False),
+        ("static", False),
+        ("static", True),
+    ]
+    with pytest.raises(UserError, match=r"^--cuda-graphs: want a GPU; this is a cpu"):
+        jobs_of(["gpt-1m"], wanted, True, torch.device("cpu"))
 
 
 def test_without_fp8_on_a_device_nothing_is_measured() -> None:

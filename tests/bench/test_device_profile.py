@@ -122,3 +122,16 @@ def test_what_can_not_be_a_profile_is_said_before_anything_is_written(complaint,
     said = complaint("profile", "--from", written(tmp_path, damaged), "--out", out)
     assert said.endswith("want a result of tokendrop bench device, as --out of that writes it")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"fp8": "rowwise"}, {"compile": "static"}, {"compile": "static", "cuda_graphs": True}]
+)
+def test_what_was_measured_in_another_way_than_jobs_run_by_default_is_no_part_of_it(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    usual = result({"gpt-1m": times(0.1, *[1.0] * len(SHARES))})
+    other = result({"gpt-1m": times(0.1, *[0.5] * len(SHARES))})["models"][0] | changes
+    both = usual | {"models": [*usual["models"], other]}
+    expected = profile_from(written(tmp_path, usual), like="h200-8", name="here")
+    assert profile_from(written(tmp_path, both), like="h200-8", name="here") == expected

@@ -45,6 +45,21 @@ def test_as_many_graphs_as_allowed_are_taken_and_one_more_is_refused() -> None:
     assert experiment(**taken | {"train__compile": True, "drop__buckets": None}).train.compile is True
 
 
+GRAPHS = {**LONG, "drop__schedule": MANY, "drop__buckets": 4, "train__cuda_graphs": True, "scaling__gpus_per_worker": 1}
+
+
+def test_cuda_graphs_are_those_of_known_shapes_on_gpus_with_weights_that_stay() -> None:
+    assert experiment(**GRAPHS).train.cuda_graphs
+    assert experiment(**GRAPHS | {"scaling__workers": 2}).train.strategy == "ddp"
+    for changes, said in (
+        ({"train__compile": True}, r"^train\.cuda_graphs: want compile: static.* got True and 'ddp'"),
+        ({"train__strategy": "fsdp"}, r"^train\.cuda_graphs: want compile: static.* got 'static' and 'fsdp'"),
+        ({"scaling__gpus_per_worker": 0}, r"^train\.cuda_graphs: want scaling\.gpus_per_worker of at least 1"),
+    ):
+        with pytest.raises(UserError, match=said):
+            experiment(**GRAPHS | changes)
+
+
 def test_each_size_of_micro_batches_counts() -> None:
     few = {"drop__schedule": MANY, "drop__buckets": 14, **LONG}
     assert len(layer_shapes(experiment(**few).plan)) == 14

@@ -48,6 +48,22 @@ def test_accumulated_gradients_are_those_of_one_large_batch(sizes: list[int], dr
     torch.testing.assert_close(torch.stack(found[1][1]).mean(), found[0][1][0], rtol=EXACT, atol=EXACT)
 
 
+def test_with_cuda_graphs_gradients_stay_where_they_are() -> None:
+    """What a graph gave for the micro batch before is written over by the next."""
+    model, plain = gpt(), engine()
+    graphs = DdpEngine(
+        model, build_optimizers(model, experiment().train), torch.float64, loss=loss_of, cuda_graphs=True
+    )
+    places = {name: p.grad.data_ptr() for name, p in model.named_parameters()}
+    for _ in range(3):
+        found = [accumulated(None, one, [4, 4, 4])[0] for one in (graphs, plain)]
+        assert_same(*found)
+        for one in (graphs, plain):
+            one.step(lr=0.01, max_grad_norm=1.0)
+        assert {name: p.grad.data_ptr() for name, p in model.named_parameters()} == places
+        assert not any(p.grad.any() for p in model.parameters())
+
+
 def test_matrices_decay_and_biases_and_norms_do_not() -> None:
     model = gpt()
     (adamw,) = build_optimizers(model, experiment(train__weight_decay=0.3).train)

@@ -14,7 +14,8 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.track.journal import read_steps
 
 COMPILER = "g++"
-COMPILED: dict[str, tuple[bool | str, ...]] = {"ddp": (True, "static"), "fsdp": (True,)}
+GRAPHS = "cuda graphs"  # on a CPU these are static ones, with gradients that stay where they are
+COMPILED: dict[str, tuple[bool | str, ...]] = {"ddp": (True, "static", GRAPHS), "fsdp": (True,)}
 EXACT = 1e-10  # float64; a fused kernel may add up in another order
 STEPS = 4
 
@@ -28,6 +29,8 @@ def job(strategy: str, *, compiled: bool | str) -> ExperimentConfig:
     """Two steps with dropped tokens, of two lengths, then two at full length; the first runs larger micro batches."""
     stages = [{"at": f"{step} steps", "kept": kept} for step, kept in enumerate([5, 9, TOKENS])]
     changes: dict[str, Any] = {"train__strategy": strategy, "train__compile": compiled}
+    if compiled == GRAPHS:
+        changes |= {"train__compile": "static", "train__cuda_graphs": True, "scaling__gpus_per_worker": 1}
     changes |= {"drop__schedule": {"kind": "piecewise", "stages": stages}, "train__length": f"{STEPS} steps"}
     changes |= {"train__micro_batch": 2, "train__tokens_per_micro_batch": 20}
     return experiment(model__layers=3, evaluate__every="2 steps", checkpoint__every="4 steps", **changes)

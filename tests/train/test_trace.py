@@ -12,7 +12,7 @@ from recorded import record
 from tiny import experiment
 from tokendrop.cli.main import main
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.train import TracedSteps
+from tokendrop.config.traced_steps import TracedSteps
 from tokendrop.launch import resume
 from tokendrop.study import identity
 from tokendrop.track.journal import read_steps

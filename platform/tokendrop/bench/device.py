@@ -19,6 +19,7 @@ from tokendrop.train.device import pick_device, pick_dtype, tune_cpu
 from tokendrop.train.fp8 import check_fp8_here
 
 _MICRO_BATCHES = 32  # of a step, by which the schedule alone is laid out: 256 sequences, as GPT-3 350M
+_BUCKETS = 6  # of a schedule whose shapes have a graph each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,10 @@ class Wanted:
     """At most, for each preset."""
     fp8: str | None = None
     """The job's `train.fp8`, of each preset beside without; emulated on a CPU."""
+    static: bool = False
+    """Whether to measure each preset with `train.compile: static` too."""
+    cuda_graphs: bool = False
+    """Whether to measure each preset with `train.cuda_graphs` too."""
 
 
 def read_presets(text: str) -> tuple[str, ...]:
@@ -80,7 +85,7 @@ def bench_device(
     Args:
         save: is given the result so far after each preset, so that a process that is ended leaves something.
     Raises:
-        UserError: the device does not compute in the precision that is asked for, or has no fp8.
+        UserError: the device does not compute in the precision that is asked for, or has no fp8 or CUDA graphs.
     """
     started = time.perf_counter()
     device = pick_device()
@@ -154,37 +159,47 @@ def _measured(
 
 
 def jobs_of(presets: Sequence[str], wanted: Wanted, compiled: bool, device: torch.device) -> Sequence[ExperimentConfig]:
-    """What is measured, in order: each preset, then that in fp8 where it is wanted.
+    """What is measured, in order: each preset, then that in each other way that is wanted.
 
     Raises:
-        UserError: that is not to be had here, or not beside the precision.
+        UserError: one of them is not to be had here, or not beside the precision.
     """
-    jobs: list[ExperimentConfig] = []
-    for preset in presets:
-        jobs.append(job_of(preset, wanted, compiled))
-        if wanted.fp8 is not None:
-            jobs.append(job_of(preset, wanted, compiled, fp8=wanted.fp8, fp8_emulated=device.type == "cpu"))
-            check_fp8_here(jobs[-1].train, device)
+    if wanted.cuda_graphs and device.type != "cuda":
+        raise UserError(f"--cuda-graphs: want a GPU; this is a {device.type}")
+    ways: dict[str, dict[str, Any]] = {"": {}}
+    if wanted.fp8 is not None:
+        ways[f"-fp8-{wanted.fp8}"] = {"fp8": wanted.fp8, "fp8_emulated": device.type == "cpu"}
+    if wanted.static:
+        ways["-static"] = {"compile": "static"}
+    if wanted.cuda_graphs:
+        ways["-cuda-graphs"] = {"compile": "static", "cuda_graphs": True}
+    jobs = [job_of(preset, wanted, compiled, way=way, **keys) for preset in presets for way, keys in ways.items()]
+    for job in jobs:
+        check_fp8_here(job.train, device)
     return jobs
 
 
-def job_of(
-    preset: str, wanted: Wanted, compiled: bool, *, fp8: str | None = None, fp8_emulated: bool = False
-) -> ExperimentConfig:
-    """A job of the preset with the paper's schedule: from 1/16 of the sequence on, 1/128 more every 1.75e9 tokens."""
+def job_of(preset: str, wanted: Wanted, compiled: bool, *, way: str = "", **keys: Any) -> ExperimentConfig:
+    """A job of the preset with the paper's schedule: from 1/16 of the sequence on, 1/128 more every 1.75e9 tokens.
+
+    Args:
+        way: what is added to its name where
+        keys: of `train` differ.
+    """
     size = SIZES[preset]
     length, shape = size.sequence_length, {"sequence_length": size.sequence_length, "vocab_size": size.vocab_size}
     micro_batch = wanted.micro_batch or size.micro_batch
     batch = {"global_batch": _MICRO_BATCHES * micro_batch, "micro_batch": micro_batch}
     training = {"peak_lr": 1e-4, "precision": wanted.precision, "compile": compiled}
-    training |= {"tokens_per_micro_batch": "auto", "fp8": fp8, "fp8_emulated": fp8_emulated}
+    training |= {"tokens_per_micro_batch": "auto", **keys}
     schedule = {"kind": "mslg", "start": length // 16, "increment": length // 128, "every": "1.75e9 tokens"}
     tree = {
-        "name": preset if fp8 is None else f"{preset}-fp8-{fp8}",
+        "name": f"{preset}{way}",
         "model": {"kind": "gpt", "preset": preset, **shape},
         "data": {"corpus": ["random"]},
         "train": {"length": "300e9 tokens", **batch, **training},
-        "drop": {"method": "random_ltd", "schedule": schedule},
+        "drop": {"method": "random_ltd", "schedule": schedule, "buckets": _BUCKETS if "compile" in keys else None},
+        "scaling": {"gpus_per_worker": int("cuda_graphs" in keys)},
     }
     return build(ExperimentConfig, tree, "")
 
@@ -195,6 +210,7 @@ def command_of(wanted: Wanted) -> str:
     words += [f"--precision {wanted.precision}"]
     words += [f"--presets {','.join(wanted.presets)}"] if wanted.presets else []
     words += [f"--fp8 {wanted.fp8}"] if wanted.fp8 else []
+    words += ["--static"] * wanted.static + ["--cuda-graphs"] * wanted.cuda_graphs
     words += [f"--micro-batch {wanted.micro_batch}"] if wanted.micro_batch else []
     words += [] if wanted.compiled is None else ["--compile" if wanted.compiled else "--no-compile"]
     return " ".join(words)

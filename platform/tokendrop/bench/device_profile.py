@@ -26,8 +26,7 @@ def profile_from(file: Path, *, like: str, name: str) -> DeviceProfile:
     """
     try:
         result = json.loads(read_text(file, _KIND))
-        # a profile tells nothing of fp8, so neither do jobs' hours by it
-        models = [one for one in result["models"] if one.get("fp8") is None] if result["bench"] == "device" else []
+        models = [one for one in result["models"] if is_usual(one)] if result["bench"] == "device" else []
         if not models:
             raise UserError(f"{file}: want a {_KIND} that holds at least one model")
         update_s_per_parameter = min(_update_s(model) / model["parameters"] for model in models)
@@ -50,6 +49,11 @@ def profile_from(file: Path, *, like: str, name: str) -> DeviceProfile:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         raise UserError(f"{file}: want a {_KIND}, as --out of that writes it") from None
+
+
+def is_usual(model: Mapping[str, Any]) -> bool:
+    """Whether it was measured as jobs run by default: profiles, and so hours, tell nothing of fp8 or static graphs."""
+    return model.get("fp8") is None and model.get("compile") != "static"
 
 
 def _update_s(model: Mapping[str, Any]) -> float:

@@ -35,6 +35,8 @@ def model_result(config: ExperimentConfig, measured: Measured, peak: float | Non
     return {
         "preset": config.name,
         "fp8": config.train.fp8,
+        "compile": config.train.compile,
+        "cuda_graphs": config.train.cuda_graphs,
         "shape": {name: getattr(config.model.shape, name) for name in _SHAPE},
         "parameters": config.model.shape.parameters,
         "dropped_layers": len(config.plan.dropped_layers),

@@ -26,6 +26,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     help = "time each model in fp8 too, beside without (train.fp8); wants tokendrop[fp8], and emulates it on a CPU"
     parser.add_argument("--fp8", choices=["tensorwise", "rowwise"], help=help)
+    parser.add_argument("--static", action="store_true", help="time each model with train.compile: static too")
+    parser.add_argument("--cuda-graphs", action="store_true", help="time each model with train.cuda_graphs too")
     parser.add_argument("--rounds", type=whole(3, 1000), default=9, help="interleaved repeats, at most (default 9)")
     parser.add_argument(
         "--out", type=path, default=Path("device.json"), metavar="FILE", help="a new .json file (default device.json)"
@@ -36,7 +38,7 @@ def run(options: argparse.Namespace) -> Outcome:
     """Measure with torch, numpy and PyYAML alone, and write the result after each model.
 
     Raises:
-        UserError: a preset is none, --out is no new file, or the device has no such precision or no fp8.
+        UserError: a preset is none, --out is no new file, or the device has no such precision, fp8 or CUDA graphs.
     """
     out: Path = options.out
     if out.suffix != ".json" or out.exists() or not out.absolute().parent.is_dir():
@@ -51,6 +53,8 @@ def run(options: argparse.Namespace) -> Outcome:
         compiled=options.compile,
         rounds=options.rounds,
         fp8=options.fp8,
+        static=options.static,
+        cuda_graphs=options.cuda_graphs,
     )
     result = bench_device(wanted, log=log, save=lambda so_far: _write(out, so_far))
     return Outcome(result | {"file": str(out)}, f"{device_text(result)}\n{out}")

@@ -88,6 +88,8 @@ class ExperimentConfig:
         check_fp8(self.train, width=self.model.width, method=self.drop)
         if self.train.compile == "static":
             self._check_static()
+        if self.train.cuda_graphs and not self.scaling.gpus_per_worker:
+            raise ValueError("train.cuda_graphs: want scaling.gpus_per_worker of at least 1; a CPU has none")
         for plan in (self.plan, self._longest_plan):
             self.train.check_activations(plan)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from tokendrop.config.traced_steps import TracedSteps
 from tokendrop.schedule.activations import Activations
 from tokendrop.schedule.device import STATE_BYTES
 from tokendrop.schedule.duration import Duration
@@ -14,6 +15,7 @@ from tokendrop.schedule.plan import LrClock, RunPlan
 from tokendrop.schedule.traffic import Shared, Sharing
 
 # DeepSpeed's ZeRO is mapped to AdamW's moments; Muon needs each matrix whole
+AttentionKernel = Literal["auto", "flash", "cudnn", "math", "measured"]
 STRATEGIES_OF = {"adamw": ("ddp", "fsdp", "deepspeed"), "sgd": ("ddp", "fsdp"), "muon": ("ddp",)}
 _BYTES = re.compile(r"(?P<amount>[0-9]{1,9}(\.[0-9]{1,9})?) ?(?P<unit>[MGT]i?B)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -21,31 +23,6 @@ _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "T
 # changes it by 1 - beta of what it lacks, so it may stay off by 2**-8 / (1 - beta) of itself: 8% at 0.95, 20% at 0.98,
 # by which Adam's steps are off by 10%; at 0.996 by all of it, and it would never decay.
 _MOST_BETA_IN_BF16 = 0.98
-_MOST_TRACED = 100  # steps; each of them takes megabytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedSteps:
-    """Steps that torch's profiler follows on rank 0."""
-
-    steps: str
-    """The first and the last of them, counted from 1: `20..25`."""
-
-    def __post_init__(self) -> None:
-        if re.fullmatch(r"[0-9]{1,15}\.\.[0-9]{1,15}", self.steps) is None:
-            raise ValueError(f"steps: want the first and the last step, such as 20..25, got {self.steps!r}")
-        if not 1 <= self.first <= self.last < self.first + _MOST_TRACED:
-            raise ValueError(f"steps: want at most {_MOST_TRACED} steps, from 1 on and in order, got {self.steps!r}")
-
-    @property
-    def first(self) -> int:
-        """The first step that is traced, counted from 1."""
-        return int(self.steps.partition("..")[0])
-
-    @property
-    def last(self) -> int:
-        """The last step that is traced, counted from 1."""
-        return int(self.steps.partition("..")[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +66,13 @@ class TrainConfig:
     fp8_emulated: bool = False
     """Compute what fp8 would, slowly, on a device without it: to try a job."""
     compile: bool | Literal["static"] = False
-    """torch.compile each layer, before the first step: two graphs, however many kept lengths; or static, a faster one
+    """torch.compile each layer, before the first step: three graphs, however many kept lengths; or static, a faster one
     for each of them. Worth it on GPUs."""
+    cuda_graphs: bool = False
+    """Run each of the static graphs as a CUDA graph: the GPU is given a layer at once, not kernel by kernel. Worth it
+    where kept lengths are short."""
+    attention: AttentionKernel = "auto"
+    """Torch's kernel: its own choice (auto), flash, cudnn or math, or the fastest for the run's shapes (measured)."""
     activation_checkpointing: bool | str = False
     """Compute each layer's activations again in the backward pass, from the same kept tokens. Bytes, such as `20 GB`:
     only in those parts of the run whose micro batch would keep more than that on a worker. Kept are activations, the
@@ -246,8 +228,7 @@ class TrainConfig:
             raise ValueError(f"want 0 <= momentum < 1, got {self.momentum:g}")
         if self.optimizer_state == "bf16":
             self._check_bf16_state()
-        if self.compile and self.zero_stage == 3:
-            raise ValueError("compile: not with zero_stage=3, whose gathering breaks graphs; want strategy 'fsdp'")
+        self._check_graphs()
         if self.strategy != "deepspeed" and self.zero_stage is not None:
             raise ValueError(f"strategy is {self.strategy!r}, so zero_stage={self.zero_stage} would do nothing")
         if not 0 <= self.final_lr <= self.peak_lr:
@@ -256,6 +237,15 @@ class TrainConfig:
             raise ValueError("want peak_lr, max_grad_norm and epsilon above 0, and weight_decay of at least 0")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"want 0 <= beta1, beta2 < 1, got {self.beta1}, {self.beta2}")
+
+    def _check_graphs(self) -> None:
+        if self.compile and self.zero_stage == 3:
+            raise ValueError("compile: not with zero_stage=3, whose gathering breaks graphs; want strategy 'fsdp'")
+        if self.cuda_graphs and (self.compile != "static" or self.strategy != "ddp"):
+            raise ValueError(
+                "cuda_graphs: want compile: static, whose shapes are known, and strategy ddp, whose weights stay where"
+                f" they are; got {self.compile!r} and '{self.strategy}'"
+            )
 
     def _check_groups(self) -> None:
         sizes = {"tensor_parallel": self.tensor_parallel, "context_parallel": self.context_parallel}

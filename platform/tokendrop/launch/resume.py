@@ -25,7 +25,8 @@ from tokendrop.train.storage import read_index
 MAY_CHANGE = (
     *("name", "run", "runs_folder", "scaling", "checkpoint", "track", "evaluate", "model.preset"),
     "model.init_from",
-    *("train.length", "train.micro_batch", "train.strategy", "train.zero_stage", "train.compile"),
+    *("train.length", "train.micro_batch", "train.strategy", "train.zero_stage"),
+    *("train.compile", "train.cuda_graphs", "train.attention"),
     *("train.tensor_parallel", "train.context_parallel", "train.fp8_emulated"),
     *("train.tokens_per_micro_batch", "train.activation_checkpointing", "train.profile"),
     # whose token shards are compared by `check_same_rows`

@@ -2,7 +2,8 @@
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tokendrop.track.journal import Journal
 from tokendrop.track.prometheus import exporting_rank, tags_of
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, TOKENIZER
 from tokendrop.track.run_home import RunHome
+from tokendrop.train.attention_kernel import attention_by
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS
 from tokendrop.train.device import describe_device, tune_cpu
@@ -76,7 +78,8 @@ def run_worker(
     config, called = spec.config, time.time()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = device or torch.device("cpu")
-    _set_up(spec, device, rank)
+    check_shared(spec.run)
+    tune_cpu(config.scaling.cpus_per_worker)
     scores = config.drop.scores(config.model.vocab_size, device)
     checkpoints = _checkpoints(spec, scores, home)
     engine, dropping, start = _restored(config, checkpoints, device)
@@ -97,21 +100,12 @@ def run_worker(
         reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,
     )
-    _compile(config, components, journal, start)
-    tags, wanted = tags_of(spec.run, config.track.sweep), config.track.ranks
-    with (
-        tracing(config.train.profile if rank == 0 else None, spec.run, engine) as trace,
-        exporting_rank(journal, tags, rank=rank, world_size=world_size, wanted=wanted) as recorder,
-    ):
-        train_by_plan(config, replace(components, recorder=recorder, trace=trace), control, start=start)
-
-
-def _set_up(spec: WorkerSpec, device: torch.device, rank: int) -> None:
-    """Make this process ready to train, and let rank 0 describe it; raises as `check_shared` does."""
-    check_shared(spec.run)
-    tune_cpu(spec.config.scaling.cpus_per_worker)
-    if rank == 0:
-        describe_workers(spec.run / ENVIRONMENT, describe_device(device))
+    with attention_by(config, device, checkpoints.group, start=start) as attention:
+        if rank == 0:
+            describe_workers(spec.run / ENVIRONMENT, {**describe_device(device), "attention": attention})
+        _compile(config, components, journal, start)
+        with _followed(spec, components, journal, rank=rank) as followed:
+            train_by_plan(config, followed, control, start=start)
 
 
 def _checkpoints(spec: WorkerSpec, scores: TokenScores | None, home: RunHome | None) -> Checkpoints:
@@ -144,6 +138,20 @@ def _compile(config: ExperimentConfig, components: TrainComponents, journal: Jou
     if config.train.compile:
         warm_up(config, components, start=start)
         journal.passed("compile")
+
+
+@contextmanager
+def _followed(
+    spec: WorkerSpec, components: TrainComponents, journal: Journal, *, rank: int
+) -> Iterator[TrainComponents]:
+    """Within the block, steps are exported, and those of them traced that the job wants."""
+    track, profile = spec.config.track, spec.config.train.profile
+    ranks = {"rank": rank, "world_size": components.world_size, "wanted": track.ranks}
+    with (
+        tracing(profile if rank == 0 else None, spec.run, components.engine) as trace,
+        exporting_rank(journal, tags_of(spec.run, track.sweep), **ranks) as recorder,
+    ):
+        yield replace(components, recorder=recorder, trace=trace)
 
 
 def batches_of(

@@ -20,7 +20,7 @@ WHERE = (
     "model.preset",  # whose sizes are keys of their own
 )
 """Keys, and branches with all their keys, that say where a trial runs, how it is saved and how it is called."""
-_UNUSED = {"train.fp8": "None"}
+_UNUSED = {"train.fp8": "None", "train.cuda_graphs": "False", "train.attention": "auto"}
 """Keys that are younger than some trials, with the values that change nothing: then they do not count, so that those
 trials keep their names."""
 _LETTERS = 12

@@ -99,17 +99,20 @@ def tune_cpu(threads: int | None = None) -> None:
         libc.mallopt(_M_TOP_PAD, 2**27)
 
 
-def compile_layers(layers: torch.nn.ModuleList, *, static: bool = False, shapes: int = 0) -> None:
-    """Compile each layer: one graph for the full length and one for every kept length, or one for each shape.
+def compile_layers(
+    layers: torch.nn.ModuleList, *, static: bool = False, shapes: int = 0, cuda_graphs: bool = False
+) -> None:
+    """Compile each layer: a graph for the full length, one for the first kept length and one for all others; or static.
 
     After too many graphs Dynamo would run eagerly without a word; that becomes an error: it would pass for a slow GPU.
 
     Args:
-        static: whether each shape has a graph of its own.
+        static: whether each shape has a graph of its own, whatever comes first.
         shapes: of sequences and tokens that layers are called with in training.
+        cuda_graphs: whether they run as CUDA graphs, where they are on a GPU; the engine has to know of it.
     """
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     if static:  # beside Dynamo's own limit, which leaves room for evaluation
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, shapes + _OF_EVALUATION)
     for layer in layers:
-        layer.compile(dynamic=False if static else None)
+        layer.compile(dynamic=False if static else None, mode="reduce-overhead" if cuda_graphs else None)

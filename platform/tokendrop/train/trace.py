@@ -10,7 +10,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tokendrop.config.train import TracedSteps
+from tokendrop.config.traced_steps import TracedSteps
 from tokendrop.train.engines.base import Engine, no_label
 from tokendrop.train.trace_summary import PROFILE, write_summary
 

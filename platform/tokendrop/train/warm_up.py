@@ -14,6 +14,8 @@ from tokendrop.schedule.shapes import distinct
 from tokendrop.train.dropping import draw
 from tokendrop.train.loop import Batches, TrainComponents, micro_batches
 
+_PASSES_TO_RECORD = 2  # of a CUDA graph: it runs once without
+
 
 def warm_up(config: ExperimentConfig, components: TrainComponents, *, start: int) -> None:
     """Run forward and backward once for each micro batch and kept length from step `start` on, and evaluate.
@@ -39,10 +41,11 @@ def warm_up(config: ExperimentConfig, components: TrainComponents, *, start: int
                 kept, scores = segment.kept_by_route, components.scores
                 draw(config, plan, components.dropping, batch, step=start, kept=kept, scores=scores)
             recompute_layers(engine.model, again=segment.recomputes)
-            # no share of the loss: what a strategy may hold on to beside the gradients is zero too
-            engine.forward_backward(batch, share=0.0, last_micro_batch=False)
+            for _ in range(_PASSES_TO_RECORD if engine.cuda_graphs else 1):
+                # no share of the loss: what a strategy may hold on to beside the gradients is zero too
+                engine.forward_backward(batch, share=0.0, last_micro_batch=False)
         # before FSDP gathers weights for an evaluation, after which it would be the gathered ones' that are forgotten
-        engine.model.zero_grad(set_to_none=True)
+        engine.model.zero_grad(set_to_none=not engine.cuda_graphs)
         held_out = components.batches.validation()
         for place in sorted({0, len(held_out) - 1}):  # the last batch may be a smaller one
             engine.evaluate(held_out[place][0])

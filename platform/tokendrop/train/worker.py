@@ -49,7 +49,8 @@ def build_engine(
     if training.compile:
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         shapes = len(layer_shapes(config.plan, world_size=world_size))
-        compile_layers(layers, static=training.compile == "static", shapes=shapes)
+        is_static = training.compile == "static"
+        compile_layers(layers, static=is_static, shapes=shapes, cuda_graphs=training.cuda_graphs)
     recompute_layers(model, again=config.plan.at(0).recomputes)  # for benchmarks; the loop asks the plan
     loss, timeout_s = with_added_loss(task.loss, dropping), config.scaling.peer_timeout_s
     return apply_strategy(model, layers, loss, training, dtype, timeout_s=timeout_s), dropping

@@ -27,7 +27,10 @@ class Engine:
 
     Attributes:
         model: the plain model, with its own parameter names.
+        cuda_graphs: whether layers run as CUDA graphs; gradients stay where they are then, and are set to 0.
     """
+
+    cuda_graphs = False
 
     def __init__(
         self, model: nn.Module, optimizers: Sequence[Optimizer], dtype: torch.dtype, *, loss: LossFunction

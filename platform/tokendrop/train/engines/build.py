@@ -50,4 +50,4 @@ def apply_strategy(
     optimizers = build_optimizers(model, training)
     if shares and training.strategy == "deepspeed":
         return DeepSpeedEngine(model, layers, optimizers, dtype, loss=loss, stage=training.zero_stage or 1)
-    return DdpEngine(model, optimizers, dtype, loss=loss)
+    return DdpEngine(model, optimizers, dtype, loss=loss, cuda_graphs=training.cuda_graphs)

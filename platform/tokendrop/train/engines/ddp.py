@@ -19,9 +19,23 @@ class DdpEngine(Engine):
     """`Engine` by torch's DDP; with one worker, the plain model."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], dtype: torch.dtype, *, loss: LossFunction
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        dtype: torch.dtype,
+        *,
+        loss: LossFunction,
+        cuda_graphs: bool = False,
     ) -> None:
+        """
+        Args:
+            cuda_graphs: whether layers run as such. What they give, gradients too, lies where the next micro batch's
+                lies: gradients are added up in memory of their own.
+        """
         super().__init__(model, optimizers, dtype, loss=loss)
+        self.cuda_graphs = cuda_graphs
+        for parameter in model.parameters() if cuda_graphs else ():
+            parameter.grad = torch.zeros_like(parameter)
         self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if self.world_size > 1 else None
 
     def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
@@ -30,7 +44,13 @@ class DdpEngine(Engine):
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=self.ddp is None)  # DDP's gradients live in its buckets
+            # DDP's gradients live in its buckets
+            optimizer.zero_grad(set_to_none=self.ddp is None and not self.cuda_graphs)
+
+    def forward(self, model: nn.Module, batch: Batch) -> Loss:
+        if self.cuda_graphs:  # what they gave for the micro batch before is needed no more
+            torch.compiler.cudagraph_mark_step_begin()
+        return super().forward(model, batch)
 
     def state(self) -> dict[str, Any]:
         """As any engine's; but all workers hold the same, so each gives its share alone and copies no more."""
