@@ -25,10 +25,13 @@ class RunControl:
 
     def __init__(self, run: Path) -> None:
         self.folder = run / CONTROL
+        self.compiled = self.folder / "compiled"
+        """Code that workers have compiled; what another driver's workers left is not run."""
 
     def reset(self) -> None:
-        """Forget what was asked of the workers before."""
+        """By the driver, before its first workers: forget what others were asked, and what they have compiled."""
         self.folder.mkdir(exist_ok=True)
+        self.compiled.unlink(missing_ok=True)
         self._write("driver", "train")
         self.train()
 

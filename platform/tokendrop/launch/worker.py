@@ -16,6 +16,7 @@ from tokendrop.data.shards.cache import folder_here
 from tokendrop.elastic.control import RunControl, WorkerControl
 from tokendrop.errors import UserError
 from tokendrop.launch.collectives import broadcast_from_rank_0, gather_on_rank_0
+from tokendrop.launch.compiled import leave_compiled, take_compiled
 from tokendrop.launch.decisions import decisions_of
 from tokendrop.launch.stored import Stored
 from tokendrop.method import Dropping, TokenScores
@@ -103,7 +104,7 @@ def run_worker(
     with attention_by(config, device, checkpoints.group, start=start) as attention:
         if rank == 0:
             describe_workers(spec.run / ENVIRONMENT, {**describe_device(device), "attention": attention})
-        _compile(config, components, journal, start)
+        _compile(spec, components, journal, start=start, rank=rank)
         with _followed(spec, components, journal, rank=rank) as followed:
             train_by_plan(config, followed, control, start=start)
 
@@ -133,11 +134,15 @@ def _journal(
     return Journal(spec.run, **ranks, start=start, timings=timings, gather=gather_on_rank_0)
 
 
-def _compile(config: ExperimentConfig, components: TrainComponents, journal: Journal, start: int) -> None:
+def _compile(spec: WorkerSpec, components: TrainComponents, journal: Journal, *, start: int, rank: int) -> None:
     """What the steps from `start` on would wait for, and how long it took, which is a part of a change of workers."""
-    if config.train.compile:
-        warm_up(config, components, start=start)
-        journal.passed("compile")
+    if not spec.config.train.compile:
+        return
+    take_compiled(spec.run)
+    warm_up(spec.config, components, start=start)
+    if rank == 0:
+        leave_compiled(spec.run)
+    journal.passed("compile")
 
 
 @contextmanager
