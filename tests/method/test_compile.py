@@ -10,6 +10,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.utils.checkpoint import checkpoint
 
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
 from tokendrop.method import Route, attach, detach, dropping_of
@@ -141,6 +142,32 @@ def test_a_compiled_model_that_drops_no_more_is_a_plain_one(backend: CountingBac
     found, expected = (gradients(one, one(*token_rows())) for one in (model, plain))
     assert_same(found, expected, tolerance=EXACT)
     assert not any("_compiled_route" in vars(block) for block in model.blocks)
+
+
+def test_an_activation_checkpoint_around_a_compiled_layer_notices_another_draw(backend: CountingBackend) -> None:
+    model = dropping_gpt(compiled=True)
+    dropping, block = dropping_of(model), model.blocks[1]
+    for step, again in ((0, False), (1, True)):
+        numbers = {"sample_ids": torch.arange(BATCH), "sequence_length": TOKENS, "kept_length": 5}
+        dropping.draw(step=step, **numbers)
+        hidden_BSD = torch.randn(BATCH, TOKENS, 16, dtype=torch.float64, requires_grad=True)
+        out_BSD = checkpoint(block, hidden_BSD, use_reentrant=False)
+        if again:
+            dropping.draw(step=step + 1, **numbers)
+            with pytest.raises(ValueError, match="computed it again on other tokens"):
+                out_BSD.sum().backward()
+        else:
+            out_BSD.sum().backward()
+    assert backend.moves[-1] == 2
+
+
+def test_layers_with_hooks_gather_and_combine_outside(backend: CountingBackend) -> None:
+    """As those of FSDP, which would break the graph up."""
+    model, eager = dropping_gpt(compiled=True), dropping_gpt()
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda *_: None)
+    check_same(train_through(model, KEPT_LENGTHS[:4]), train_through(eager, KEPT_LENGTHS[:4]))
+    assert not any(backend.moves)
 
 
 def test_more_graphs_than_allowed_stop_the_run(backend: CountingBackend) -> None:

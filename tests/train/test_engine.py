@@ -1,5 +1,7 @@
 """One optimizer step: groups, accumulation, clipping, evaluation."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from tiny import TOKENS, Rows, assert_same, experiment, gpt, loss_of, rows_of
 from tokendrop.method import Dropping, attach
 from tokendrop.models.batch import Batch
+from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.engines.ddp import DdpEngine
 from tokendrop.train.optimizer import build_optimizers
 
@@ -16,6 +19,13 @@ EXACT = 1e-12  # float64; the order of additions may differ
 def engine(**changes: object) -> DdpEngine:
     model = gpt(**changes)
     return DdpEngine(model, build_optimizers(model, experiment().train), torch.float64, loss=loss_of)
+
+
+def with_cuda_graphs() -> DdpEngine:
+    """Of layers that would run as such on a GPU."""
+    model = gpt()
+    optimizers = build_optimizers(model, experiment().train)
+    return DdpEngine(model, optimizers, torch.float64, loss=loss_of, cuda_graphs=True)
 
 
 def draw(dropping: Dropping, batch: Batch) -> None:
@@ -50,18 +60,38 @@ def test_accumulated_gradients_are_those_of_one_large_batch(sizes: list[int], dr
 
 def test_with_cuda_graphs_gradients_stay_where_they_are() -> None:
     """What a graph gave for the micro batch before is written over by the next."""
-    model, plain = gpt(), engine()
-    graphs = DdpEngine(
-        model, build_optimizers(model, experiment().train), torch.float64, loss=loss_of, cuda_graphs=True
-    )
-    places = {name: p.grad.data_ptr() for name, p in model.named_parameters()}
+    graphs, plain = with_cuda_graphs(), engine()
+    model = graphs.model
+    model.blocks[1].requires_grad_(False)
+    plain.model.blocks[1].requires_grad_(False)
+    places = None
     for _ in range(3):
         found = [accumulated(None, one, [4, 4, 4])[0] for one in (graphs, plain)]
         assert_same(*found)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        places = places or {name: p.grad.data_ptr() for name, p in trained.items()}
         for one in (graphs, plain):
             one.step(lr=0.01, max_grad_norm=1.0)
-        assert {name: p.grad.data_ptr() for name, p in model.named_parameters()} == places
-        assert not any(p.grad.any() for p in model.parameters())
+        assert {name: p.grad.data_ptr() for name, p in trained.items()} == places
+        assert not any(p.grad.any() for p in trained.values())
+    assert_same(dict(model.state_dict()), dict(plain.model.state_dict()))
+
+
+def test_with_cuda_graphs_a_checkpoint_gives_the_moments_back(tmp_path: Path) -> None:
+    saved, restored = with_cuda_graphs(), with_cuda_graphs()
+    for step in (1, 2):
+        accumulated(None, saved, [12])
+        saved.step(lr=0.01 * step, max_grad_norm=1.0)
+    checkpoints = Checkpoints(tmp_path, keep=1, meta={"name": "tiny"})
+    checkpoints.save(saved, 2)
+    checkpoints.wait()
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert checkpoints.load(restored, newest) == 2
+    for one in (saved, restored):
+        accumulated(None, one, [12])
+        one.step(lr=0.01, max_grad_norm=1.0)
+    assert_same(dict(restored.model.state_dict()), dict(saved.model.state_dict()))
 
 
 def test_matrices_decay_and_biases_and_norms_do_not() -> None:

@@ -20,6 +20,7 @@ from tokendrop.train.fp8 import check_fp8_here
 
 _MICRO_BATCHES = 32  # of a step, by which the schedule alone is laid out: 256 sequences, as GPT-3 350M
 _BUCKETS = 6  # of a schedule whose shapes have a graph each
+Way = tuple[bool | str, bool, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +93,13 @@ def bench_device(
     tune_cpu()
     result = _empty(wanted, device)
     presets = wanted.presets or (_ON_GPU if device.type == "cuda" else _ON_CPU)
-    before: tuple[ExperimentConfig, Measured] | None = None
+    before: dict[Way, tuple[ExperimentConfig, Measured]] = {}
     jobs = jobs_of(presets, wanted, result["compiled"], device)
     for number, config in enumerate(jobs):
         left_s = 60 * wanted.minutes - (time.perf_counter() - started)
         share_s = left_s / (len(jobs) - number)
-        measured = _too_long(config, before, left_s) or _measured(
+        last = before.get(_way(config)) or next(reversed(before.values()), None)
+        measured = _too_long(config, last, left_s) or _measured(
             config, device, rounds=wanted.rounds, share_s=share_s, log=log
         )
         if isinstance(measured, str):
@@ -105,10 +107,15 @@ def bench_device(
             result["skipped"].append({"preset": config.name, "reason": measured})
         else:
             result["models"].append(model_result(config, measured, result["peak_flops_per_s"]))
-            before = config, measured
+            before[_way(config)] = config, measured
         result["elapsed_s"] = time.perf_counter() - started
         save(result)
     return result
+
+
+def _way(config: ExperimentConfig) -> Way:
+    """What makes models of one size take another time."""
+    return config.train.compile, config.train.cuda_graphs, config.train.fp8
 
 
 def _empty(wanted: Wanted, device: torch.device) -> dict[str, Any]:

@@ -86,6 +86,13 @@ class ExperimentConfig:
         """Raises ValueError where this model, method and plan can't be trained as `train` says."""
         self.train.check(steps=self.steps, dropout=self.model.dropout)
         check_fp8(self.train, width=self.model.width, method=self.drop)
+        if self.train.attention == "measured" and (
+            self.model.kind == "bert" or self.train.group > 1 or self.model.dropout
+        ):
+            raise ValueError(
+                "train.attention: measured times attention without padding, dropout and groups of workers, which this"
+                " job has; want auto, or a kernel's name"
+            )
         if self.train.compile == "static":
             self._check_static()
         if self.train.cuda_graphs and not self.scaling.gpus_per_worker:

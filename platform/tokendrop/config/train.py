@@ -14,8 +14,8 @@ from tokendrop.schedule.micro_batch import MicroBatchGrowth, TokensAtOnce
 from tokendrop.schedule.plan import LrClock, RunPlan
 from tokendrop.schedule.traffic import Shared, Sharing
 
+AttentionKernel = Literal["auto", "flash", "cudnn", "efficient", "math", "measured"]
 # DeepSpeed's ZeRO is mapped to AdamW's moments; Muon needs each matrix whole
-AttentionKernel = Literal["auto", "flash", "cudnn", "math", "measured"]
 STRATEGIES_OF = {"adamw": ("ddp", "fsdp", "deepspeed"), "sgd": ("ddp", "fsdp"), "muon": ("ddp",)}
 _BYTES = re.compile(r"(?P<amount>[0-9]{1,9}(\.[0-9]{1,9})?) ?(?P<unit>[MGT]i?B)")
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -66,13 +66,14 @@ class TrainConfig:
     fp8_emulated: bool = False
     """Compute what fp8 would, slowly, on a device without it: to try a job."""
     compile: bool | Literal["static"] = False
-    """torch.compile each layer, before the first step: three graphs, however many kept lengths; or static, a faster one
-    for each of them. Worth it on GPUs."""
+    """torch.compile each layer, before the first step: at most three graphs, however many kept lengths; or static, a
+    faster one for each of them. Worth it on GPUs."""
     cuda_graphs: bool = False
     """Run each of the static graphs as a CUDA graph: the GPU is given a layer at once, not kernel by kernel. Worth it
     where kept lengths are short."""
     attention: AttentionKernel = "auto"
-    """Torch's kernel: its own choice (auto), flash, cudnn or math, or the fastest for the run's shapes (measured)."""
+    """Torch's kernel: its own choice (auto), flash, cudnn, efficient or math, or the fastest for the run's shapes when
+    it begins (measured)."""
     activation_checkpointing: bool | str = False
     """Compute each layer's activations again in the backward pass, from the same kept tokens. Bytes, such as `20 GB`:
     only in those parts of the run whose micro batch would keep more than that on a worker. Kept are activations, the

@@ -26,7 +26,7 @@ class RunControl:
     def __init__(self, run: Path) -> None:
         self.folder = run / CONTROL
         self.compiled = self.folder / "compiled"
-        """Code that workers have compiled; what another driver's workers left is not run."""
+        """Code that workers have compiled, for those that come later."""
 
     def reset(self) -> None:
         """By the driver, before its first workers: forget what others were asked, and what they have compiled."""

@@ -106,6 +106,7 @@ def run_training(
                 home.begin()
             mlflow_run_id = _train(run, config, data, head, evaluate, fit or fit_on_ray_train)
             shutil.rmtree(run / _RAY_STATE, ignore_errors=True)
+            RunControl(run).compiled.unlink(missing_ok=True)
     stored = {"address": home.address} if home else {}
     return {**summarize(run), **stored, "mlflow_run_id": mlflow_run_id}
 

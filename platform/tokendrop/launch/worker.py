@@ -2,10 +2,11 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from tokendrop.launch.decisions import decisions_of
 from tokendrop.launch.stored import Stored
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch, HeldOut, Samples
-from tokendrop.track.environment import describe_workers
+from tokendrop.track.environment import describe_workers, device_of_workers
 from tokendrop.track.journal import Journal
 from tokendrop.track.prometheus import exporting_rank, tags_of
 from tokendrop.track.run_folder import ENVIRONMENT, JOB, TOKENIZER
@@ -79,8 +80,7 @@ def run_worker(
     config, called = spec.config, time.time()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     device = device or torch.device("cpu")
-    check_shared(spec.run)
-    tune_cpu(config.scaling.cpus_per_worker)
+    known = _set_up(spec, device, rank)
     scores = config.drop.scores(config.model.vocab_size, device)
     checkpoints = _checkpoints(spec, scores, home)
     engine, dropping, start = _restored(config, checkpoints, device)
@@ -101,12 +101,36 @@ def run_worker(
         reads_behind=int(device.type != "cpu"),
         pause=control.pause_requested,
     )
-    with attention_by(config, device, checkpoints.group, start=start) as attention:
-        if rank == 0:
-            describe_workers(spec.run / ENVIRONMENT, {**describe_device(device), "attention": attention})
+    with attention_by(config, device, checkpoints.group, start=start, world_size=world_size, known=known) as attention:
+        if rank == 0 and attention != known:
+            _describe(spec, device, attention)
         _compile(spec, components, journal, start=start, rank=rank)
         with _followed(spec, components, journal, rank=rank) as followed:
             train_by_plan(config, followed, control, start=start)
+
+
+def _set_up(spec: WorkerSpec, device: torch.device, rank: int) -> Mapping[str, Any] | None:
+    """Make this process ready to train, and let rank 0 describe it; raises as `check_shared` does.
+
+    Returns:
+        On rank 0, how attention was computed before on such a device, as far as it is known.
+    """
+    check_shared(spec.run)
+    tune_cpu(spec.config.scaling.cpus_per_worker)
+    if rank != 0:
+        return None
+    before = device_of_workers(spec.run / ENVIRONMENT)
+    known = before.get("attention") if before.get("name") == describe_device(device)["name"] else None
+    known = known if isinstance(known, dict) else None
+    _describe(spec, device, known)
+    return known
+
+
+def _describe(spec: WorkerSpec, device: torch.device, attention: Mapping[str, Any] | None) -> None:
+    described = describe_device(device)
+    if attention is not None:
+        described["attention"] = attention
+    describe_workers(spec.run / ENVIRONMENT, described)
 
 
 def _checkpoints(spec: WorkerSpec, scores: TokenScores | None, home: RunHome | None) -> Checkpoints:

@@ -48,9 +48,9 @@ class DroppedLayer(nn.Module):
             return super().__call__(hidden_BSD, **sides)
         if not isinstance(kept_BK, Tensor):
             return kept_BK.run(super().__call__, hidden_BSD, sides, dropping.side_inputs)
-        dropping.check_hidden(number, hidden_BSD, kept_BK)
+        hidden_BSD = dropping.enter(number, hidden_BSD, kept_BK)
         sides = dropping.side_inputs_of(self, sides, kept_BK)
-        if self._compiled_route is not None and dropping.is_alone(number):
+        if self._compiled_route is not None and dropping.is_alone(number) and not self._has_hooks:
             return self._compiled_route(hidden_BSD, kept_BK, sides)
         out = super().__call__(dropping.leave(number, hidden_BSD, kept_BK), **sides)
         return with_hidden(out, dropping.rejoin(number, self._hidden_of(out), kept_BK))
@@ -59,10 +59,14 @@ class DroppedLayer(nn.Module):
         """As torch's; where the layer is alone on its route, gather and combine are in one graph with it.
 
         A compiler then reads kept tokens where the layer's first operation wants them, and writes the last one's
-        result into their places.
+        result into their places. Not where the layer has hooks, as under FSDP: these would break that graph up.
         """
         super().compile(*args, **kwargs)
         self._compiled_route = torch.compile(self._route, *args, **kwargs)
+
+    @property
+    def _has_hooks(self) -> bool:
+        return bool(self._forward_pre_hooks or self._forward_hooks)
 
     def _route(self, hidden_BSD: Tensor, kept_BK: Tensor, sides: dict[str, Any]) -> Any:
         hidden_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK)
@@ -87,8 +91,7 @@ class DroppedLayer(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """So that copies and pickles can name the class: it is made when it is needed."""
-        state = self.__getstate__()
-        state.pop("_compiled_route", None)  # as torch leaves out what `compile` made
+        state = {name: value for name, value in self.__getstate__().items() if name != "_compiled_route"}
         return _new_layer, (self.plain_class,), state
 
 

@@ -22,7 +22,7 @@ from tokendrop.method.side_inputs import (
     rope_of_kept,
     without_cache,
 )
-from tokendrop.method.tokens import combine_tokens, gather_tokens
+from tokendrop.method.tokens import combine_tokens, entering, gather_tokens
 from tokendrop.method.whole_sequences import WholeSequences
 
 # Dimensions: B micro batch, S sequence, K kept length, D width.
@@ -160,8 +160,12 @@ class Dropping:
         route = self._route_of[layer]
         return route.first == route.last
 
-    def check_hidden(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> None:
-        """Raises ValueError where a layer's input has another shape than the draw was made for."""
+    def enter(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
+        """A layer's input, which is computed again on these tokens or not at all.
+
+        Raises:
+            ValueError: it has another shape than the draw was made for.
+        """
         if not isinstance(hidden_BSD, Tensor) or hidden_BSD.ndim != 3:
             got = tuple(hidden_BSD.shape) if isinstance(hidden_BSD, Tensor) else f"a {type(hidden_BSD).__name__}"
             raise ValueError(f"layer {layer} takes {got}; want hidden states (batch, tokens, width) to drop tokens of")
@@ -172,6 +176,8 @@ class Dropping:
                 f"kept tokens were drawn for {batch} sequences of {self._sequence_length} tokens, layer {layer} got"
                 f" {tuple(hidden_BSD.shape[:2])} and not {(batch, length)}; call draw() before each forward pass"
             )
+        is_first = layer == route.first and not torch.compiler.is_compiling()
+        return entering(hidden_BSD, kept_BK) if is_first else hidden_BSD
 
     def leave(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
         """The hidden states that a layer runs on, (B, K, D); at the first layer of a route the others leave."""

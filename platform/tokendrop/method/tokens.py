@@ -24,7 +24,13 @@ def gather_tokens(hidden_BSD: Tensor, kept_BK: Tensor) -> tuple[Tensor, Tensor]:
     """
     batch, length, _ = hidden_BSD.shape
     rows = kept_BK + torch.arange(0, batch * length, length, device=kept_BK.device)[:, None]
-    return _Gather.apply(hidden_BSD, rows, kept_BK)
+    return _Gather.apply(hidden_BSD, rows)
+
+
+def entering(hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
+    """The same hidden states, whose backward pass raises ValueError where an activation checkpoint around this has
+    computed it again on other tokens. Outside of compiled graphs, which have no room for that."""
+    return _Entering.apply(hidden_BSD, kept_BK)
 
 
 def combine_tokens(rest_BSD: Tensor, out_BKD: Tensor, kept_BK: Tensor) -> Tensor:
@@ -48,20 +54,32 @@ def _read_rows(from_BSD: Tensor, rows_BK: Tensor) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_BSD: Tensor, rows_BK: Tensor, kept_BK: Tensor) -> tuple[Tensor, Tensor]:
-        # An activation checkpoint around this runs it again and hands on the positions of then. Those of the forward
-        # pass stay here, out of its reach, to compare them with. A compiled graph has no room for them.
-        ctx.save_for_backward(rows_BK, kept_BK)
-        ctx.kept_BK = None if torch.compiler.is_compiling() else kept_BK
+    def forward(ctx: Any, hidden_BSD: Tensor, rows_BK: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(rows_BK)
         return _read_rows(hidden_BSD, rows_BK), hidden_BSD.view_as(hidden_BSD)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_kept_BKD: Tensor, grad_rest_BSD: Tensor) -> tuple[Tensor, None, None]:
-        rows_BK, kept_BK = ctx.saved_tensors
-        if ctx.kept_BK is not None:
-            _check_same(ctx.kept_BK, kept_BK)
-        return _write_rows(grad_rest_BSD, rows_BK, grad_kept_BKD), None, None
+    def backward(ctx: Any, grad_kept_BKD: Tensor, grad_rest_BSD: Tensor) -> tuple[Tensor, None]:
+        (rows_BK,) = ctx.saved_tensors
+        return _write_rows(grad_rest_BSD, rows_BK, grad_kept_BKD), None
+
+
+class _Entering(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
+        # An activation checkpoint around this runs it again and hands on the positions of then. Those of the forward
+        # pass stay here, out of its reach, to compare them with.
+        ctx.save_for_backward(kept_BK)
+        ctx.kept_BK = kept_BK
+        return hidden_BSD.view_as(hidden_BSD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BSD: Tensor) -> tuple[Tensor, None]:
+        (kept_BK,) = ctx.saved_tensors
+        _check_same(ctx.kept_BK, kept_BK)
+        return grad_BSD, None
 
 
 def _check_same(kept_BK: Tensor, again_BK: Tensor) -> None:

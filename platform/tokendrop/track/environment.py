@@ -64,6 +64,13 @@ def describe_workers(path: Path, device: Mapping[str, Any]) -> None:
     _write(path, {**_read(path), "workers": {**environment(), "device": dict(device)}})
 
 
+def device_of_workers(path: Path) -> dict[str, Any]:
+    """What was told last of the device of a run's workers; empty where nothing was."""
+    workers = _read(path).get("workers")
+    device = workers.get("device") if isinstance(workers, dict) else None
+    return device if isinstance(device, dict) else {}
+
+
 def environment() -> dict[str, Any]:
     """Of this process: versions, machine, commit."""
     return {

@@ -102,7 +102,8 @@ def tune_cpu(threads: int | None = None) -> None:
 def compile_layers(
     layers: torch.nn.ModuleList, *, static: bool = False, shapes: int = 0, cuda_graphs: bool = False
 ) -> None:
-    """Compile each layer: a graph for the full length, one for the first kept length and one for all others; or static.
+    """Compile each layer: a graph for the full length, one for the first kept length and one for all others; or one
+    for each shape.
 
     After too many graphs Dynamo would run eagerly without a word; that becomes an error: it would pass for a slow GPU.
 

@@ -30,6 +30,7 @@ def warm_up(config: ExperimentConfig, components: TrainComponents, *, start: int
         kinds = _ends(kinds)
     if not kinds:
         return
+    passes = _PASSES_TO_RECORD if engine.cuda_graphs else 1
     together = max(size for size, _ in kinds) // config.train.micro_batch
     rows = _Rows(rows=list(islice(components.batches.of_step(start), together)), of=components.batches)
     held = replace(components, batches=rows)
@@ -41,14 +42,15 @@ def warm_up(config: ExperimentConfig, components: TrainComponents, *, start: int
                 kept, scores = segment.kept_by_route, components.scores
                 draw(config, plan, components.dropping, batch, step=start, kept=kept, scores=scores)
             recompute_layers(engine.model, again=segment.recomputes)
-            for _ in range(_PASSES_TO_RECORD if engine.cuda_graphs else 1):
+            for _ in range(passes):
                 # no share of the loss: what a strategy may hold on to beside the gradients is zero too
                 engine.forward_backward(batch, share=0.0, last_micro_batch=False)
         # before FSDP gathers weights for an evaluation, after which it would be the gathered ones' that are forgotten
         engine.model.zero_grad(set_to_none=not engine.cuda_graphs)
         held_out = components.batches.validation()
         for place in sorted({0, len(held_out) - 1}):  # the last batch may be a smaller one
-            engine.evaluate(held_out[place][0])
+            for _ in range(passes):
+                engine.evaluate(held_out[place][0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,6 @@ class DdpEngine(Engine):
         """
         super().__init__(model, optimizers, dtype, loss=loss)
         self.cuda_graphs = cuda_graphs
-        for parameter in model.parameters() if cuda_graphs else ():
-            parameter.grad = torch.zeros_like(parameter)
         self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if self.world_size > 1 else None
 
     def forward_backward(self, batch: Batch, *, share: float, last_micro_batch: bool) -> Loss:
@@ -48,9 +46,16 @@ class DdpEngine(Engine):
             optimizer.zero_grad(set_to_none=self.ddp is None and not self.cuda_graphs)
 
     def forward(self, model: nn.Module, batch: Batch) -> Loss:
-        if self.cuda_graphs:  # what they gave for the micro batch before is needed no more
-            torch.compiler.cudagraph_mark_step_begin()
+        if self.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # what they gave for the micro batch before is needed no more
+            self._make_gradients()
         return super().forward(model, batch)
+
+    def _make_gradients(self) -> None:
+        # not before: torch restores no optimizer state where there are gradients
+        for parameter in self.model.parameters():
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
 
     def state(self) -> dict[str, Any]:
         """As any engine's; but all workers hold the same, so each gives its share alone and copies no more."""
