@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import jumps
+from tokendrop.bench import device
 from tokendrop.bench.device import SIZES, Wanted, bench_device, job_of, jobs_of
-from tokendrop.bench.device_model import SHARES, UPDATE, measure_model
+from tokendrop.bench.device_model import SHARES, UPDATE, FirstSteps, Measured, measure_model
 from tokendrop.bench.device_result import grown_s, model_result
 from tokendrop.bench.peaks import peak_flops_per_s
 from tokendrop.bench.schedule_saving import saving_over, schedule_figures
+from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.schedule.batch import BatchSplit
@@ -138,6 +140,22 @@ def test_static_and_cuda_graphs_are_jobs_of_their_own_after_each_preset() -> Non
     ]
     with pytest.raises(UserError, match=r"^--cuda-graphs: want a GPU; this is a cpu"):
         jobs_of(["gpt-1m"], wanted, True, torch.device("cpu"))
+
+
+def test_how_long_a_way_takes_is_expected_by_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Static graphs take longer to compile: by their time, larger models of other ways would be left out."""
+    first = FirstSteps(alone_s=[], first_s={}, peak_bytes={}, host_waits=None)
+
+    def measured(config: ExperimentConfig, *_: object, **__: object) -> Measured:
+        setup_s = 1e6 if config.train.compile == "static" else 1e-6
+        return Measured(first=first, seconds={}, rounds=3, build_s=0, setup_s=setup_s, round_s=1e-6)
+
+    monkeypatch.setattr(device, "measure_model", measured)
+    monkeypatch.setattr(device, "model_result", lambda config, *_: {"preset": config.name})
+    wanted = replace(WANTED, minutes=1, static=True, compiled=True)
+    result = bench_device(wanted, log=lambda _: None, save=lambda _: None)
+    assert [one["preset"] for one in result["models"]] == ["gpt-1m", "gpt-1m-static", "gpt-5m"]
+    assert [one["preset"] for one in result["skipped"]] == ["gpt-5m-static"]
 
 
 def test_without_fp8_on_a_device_nothing_is_measured() -> None:

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from attempts import lone_worker
+from corpora import tiny_job
 from forks import JOB, trained, write_data
 from groups import together
 from tiny import experiment
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.load import load_job
 from tokendrop.elastic.control import RunControl
 from tokendrop.launch.compiled import leave_compiled, take_compiled
+from tokendrop.launch.trainer import fit_in_this_process, run_training
+from tokendrop.launch.worker import WorkerSpec
 from tokendrop.track.run_files import small_files
 from tokendrop.track.run_folder import describe_run
 from tokendrop.train.warm_up import warm_up
 
 COMPILER = "g++"
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"inductor needs {COMPILER}, which is not here"),
-]
 
 
 def job() -> ExperimentConfig:
@@ -59,6 +59,8 @@ def graphs_of(machine: Path) -> tuple[int, int]:
     return told.get("fxgraph_cache_miss", 0), told.get("fxgraph_cache_hit", 0)
 
 
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"inductor needs {COMPILER}, which is not here")
 @pytest.mark.timeout(900)
 def test_machines_that_come_find_what_the_run_has_compiled_until_another_driver_trains_it(tmp_path: Path) -> None:
     run, first, following, alone = (tmp_path / name for name in ("run", "first", "following", "alone"))
@@ -78,3 +80,24 @@ def test_machines_that_come_find_what_the_run_has_compiled_until_another_driver_
     RunControl(run).reset()
     assert not kept.exists()
     take_compiled(run)  # nothing, which is no error
+
+
+def test_what_can_not_be_read_is_said_and_compiled_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    RunControl(tmp_path).reset()
+    RunControl(tmp_path).compiled.mkdir()
+    take_compiled(tmp_path)
+    assert "note     compiled code could not be taken: " in capfd.readouterr().err
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_nothing_of_it_stays_when_a_run_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_job(tiny_job(tmp_path, ["python"]))
+
+    def fit(spec: WorkerSpec, control: RunControl) -> None:
+        fit_in_this_process(spec, control)
+        control.compiled.write_bytes(b"code")
+
+    run = Path(run_training(config, fit=fit)["run"])
+    assert not RunControl(run).compiled.exists()

@@ -1,4 +1,4 @@
-"""Which of torch's kernels computes attention: torch's own choice, the job's, or the fastest when a worker starts."""
+"""Which of torch's kernels computes attention: torch's own choice, the job's, or the fastest when a run begins."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
