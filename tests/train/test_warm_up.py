@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from forks import JOB, trained, write_data
 from groups import together, train_until
 from tiny import assert_same, experiment
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.schedule.shapes import layer_shapes
+from tokendrop.schedule.shapes import distinct, layer_shapes
 from tokendrop.track.journal import Journal, MetricsTail, read_events, read_steps
 from tokendrop.track.run_folder import describe_run
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
@@ -116,6 +117,18 @@ def test_static_graphs_are_one_for_each_shape_and_one_of_evaluation(captures: li
     config = job(**CASES[case])
     warm_up(config, lone_worker(config), start=0)
     assert len(captures) == len(layer_shapes(config.plan)) + 1
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_a_cuda_graph_is_recorded_on_its_second_pass(cuda_graphs: bool) -> None:
+    config = job(**CASES["static, buckets"])
+    parts = lone_worker(config)
+    parts.engine.cuda_graphs = cuda_graphs
+    with patch.object(parts.engine, "forward", wraps=parts.engine.forward) as forward:
+        warm_up(config, parts, start=0)
+    kinds = len(distinct(config.plan, start=0, world_size=1))
+    evaluated = len({0, len(parts.batches.validation()) - 1})
+    assert forward.call_count == (kinds + evaluated) * (2 if cuda_graphs else 1)
 
 
 @pytest.mark.parametrize("case", ["micro batches that grow", "by token loss", "dropout"])
