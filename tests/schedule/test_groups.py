@@ -61,15 +61,15 @@ def test_what_a_group_sends_takes_time_that_grows_with_its_micro_batches(key: st
     def sent_s(replicas: int) -> float:
         plan = job(key, 2, replicas=replicas).plan
         segment = plan.segments[0]
-        passes = plan.share(segment).passes * segment.micro_batch
+        passes = plan.group_share(segment).passes * segment.micro_batch
         waits_s = (step_s(plan, one, segment, segment.workers) for one in (slow, free))
         last = next(waits_s) - next(waits_s)
         assert last >= segment.accumulation * slow.exchange_s(passes, 2) > 0
         each_s = segment.accumulation * slow.exchange_s(passes, 2)
         if key == "tensor_parallel":  # and once a step the gradients of what both have whole
             whole = (plan.shape.parameters - plan.shape.layer_parameters) * 4
-            assert plan.share(segment).update == Passes(summed=2 * whole, messages=2)
-            assert last >= each_s + slow.exchange_s(plan.share(segment).update, 2)
+            assert plan.group_share(segment).update == Passes(summed=2 * whole, messages=2)
+            assert last >= each_s + slow.exchange_s(plan.group_share(segment).update, 2)
         return each_s
 
     assert sent_s(1) == pytest.approx(4 * sent_s(4))
@@ -89,7 +89,7 @@ def test_an_exchange_in_a_group_serves_a_whole_micro_batch_and_waits_once_for_ea
     plan = job(key, 2).plan
     (many, longer_s), (few, shorter_s) = waits(1), waits(4)
     assert many == 4 * few
-    assert longer_s - shorter_s == pytest.approx((many - few) * plan.share(plan.segments[0]).passes.messages)
+    assert longer_s - shorter_s == pytest.approx((many - few) * plan.group_share(plan.segments[0]).passes.messages)
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -29,13 +29,13 @@ def job(how: dict[str, object], each: int) -> ExperimentConfig:
     return experiment(**sizes, train__precision="fp32", **how)
 
 
-JOBS = {(config.train.sharing, each): config for each in EACH for config in (job(how, each) for how in HOW)}
+JOBS = {(config.train.sharding, each): config for each in EACH for config in (job(how, each) for how in HOW)}
 
 
 def count_each(folder: Path) -> None:
     """The second step's: at the first, strategies make what they need."""
     DeepSpeedEngine.whole_below = 0
-    for (sharing, each), config in JOBS.items():
+    for (sharding, each), config in JOBS.items():
         engine = build_engine(config, torch.device("cpu"))[0]
         rows = Rows(config, world_size=dist.get_world_size(), rank=dist.get_rank())
         for step in (0, 1):
@@ -44,7 +44,7 @@ def count_each(folder: Path) -> None:
                     engine.forward_backward(batch, share=0.5, last_micro_batch=number == each - 1)
                 engine.step(lr=0.01, max_grad_norm=1.0)
         found = {"bytes": counted.bytes.total(), "calls": counted.calls.total()}
-        (folder / f"{sharing} {each} {dist.get_rank()}.json").write_text(json.dumps(found))
+        (folder / f"{sharding} {each} {dist.get_rank()}.json").write_text(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,11 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("sharing", "each"), JOBS)
-def test_a_step_sends_what_it_is_charged_for(counted: Path, sharing, each: int) -> None:
-    charged = traffic(JOBS[sharing, each].model.shape, sharing).of_step(each)
+@pytest.mark.parametrize(("sharding", "each"), JOBS)
+def test_a_step_sends_what_it_is_charged_for(counted: Path, sharding, each: int) -> None:
+    charged = traffic(JOBS[sharding, each].model.shape, sharding).of_step(each)
     for rank in (0, 1):
-        found = json.loads((counted / f"{sharing} {each} {rank}.json").read_text())
+        found = json.loads((counted / f"{sharding} {each} {rank}.json").read_text())
         assert found["bytes"] == pytest.approx(charged.bytes, rel=0.04)
-        if sharing == "fsdp":
+        if sharding == "fsdp":
             assert found["calls"] == charged.messages

@@ -184,8 +184,8 @@ def _scaling_facts(
 
 def _groups(plan: RunPlan) -> str:
     """How workers train a micro batch together, and what each sends the others of its group."""
-    segment, what = plan.segments[-1], "heads and MLPs" if plan.shared == "layers" else "each layer's tokens"
-    sent = plan.share(segment).passes.bytes * segment.micro_batch * (plan.batch.group - 1) / plan.batch.group
+    segment, what = plan.segments[-1], "heads and MLPs" if plan.group_split == "layers" else "each layer's tokens"
+    sent = plan.group_share(segment).passes.bytes * segment.micro_batch * (plan.batch.group - 1) / plan.batch.group
     return (
         f"of {plan.batch.group} workers, which share out {what}; each sends {count(int(sent))}B for a micro"
         f" batch of {segment.micro_batch} x {segment.kept_length} tokens"

@@ -268,8 +268,8 @@ class ExperimentConfig:
                 final_lr=train.final_lr,
                 decay=train.decay,
                 cooldown_steps=round(self.clock.steps(train.cooldown)),
-                sharing=train.sharing,
+                sharding=train.sharding,
                 growth=train.growth(dropout=self.model.dropout),
                 lr_layer_tokens=lr_layer_tokens,
             )
-        return replace(plan, state_bytes=train.state_bytes, shared=train.shared)
+        return replace(plan, state_bytes=train.state_bytes, group_split=train.group_split)

@@ -12,7 +12,7 @@ from tokendrop.schedule.duration import Duration
 from tokendrop.schedule.learning_rate import Decay
 from tokendrop.schedule.micro_batch import MicroBatchGrowth, TokensAtOnce
 from tokendrop.schedule.plan import LrClock, RunPlan
-from tokendrop.schedule.traffic import Shared, Sharing
+from tokendrop.schedule.traffic import GroupSplit, Sharding
 
 AttentionKernel = Literal["auto", "flash", "cudnn", "efficient", "math", "measured"]
 # DeepSpeed's ZeRO is mapped to AdamW's moments; Muon needs each matrix whole
@@ -93,9 +93,9 @@ class TrainConfig:
     """Steps whose trace and summary by phase are written into the run's `profile` folder."""
 
     @property
-    def sharing(self) -> Sharing:
+    def sharding(self) -> Sharding:
         """How workers share the model out."""
-        stages: dict[int, Sharing] = {1: "zero_1", 2: "zero_2", 3: "zero_3"}
+        stages: dict[int, Sharding] = {1: "zero_1", 2: "zero_2", 3: "zero_3"}
         return stages[self.zero_stage or 1] if self.strategy == "deepspeed" else self.strategy
 
     @property
@@ -104,7 +104,7 @@ class TrainConfig:
         return self.tensor_parallel * self.context_parallel
 
     @property
-    def shared(self) -> Shared:
+    def group_split(self) -> GroupSplit:
         """What they share out."""
         return "layers" if self.context_parallel == 1 else "tokens"
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tokendrop.schedule.batch import BatchSplit
 from tokendrop.schedule.costs import ModelShape
-from tokendrop.schedule.traffic import ALONE, GroupShare, Passes, Sharing, traffic
+from tokendrop.schedule.traffic import ALONE, GroupShare, Passes, Sharding, traffic
 
 STATE_BYTES = 12
 """Of one parameter in a checkpoint: the weight and AdamW's two moments, float32."""
@@ -176,7 +176,7 @@ class DeviceProfile:
         *,
         flops: float,
         batch: BatchSplit,
-        sharing: Sharing = "ddp",
+        sharding: Sharding = "ddp",
         share: GroupShare = ALONE,
     ) -> float:
         """Seconds of one optimizer step: micro batches, what they wait for of the traffic between workers, AdamW.
@@ -189,7 +189,11 @@ class DeviceProfile:
         slowdown = self.slowdown(batch.world_size)
         micro_s = slowdown * batch.micro_batch * flops * share.work / speed
         forward_s, backward_s = (1 - _BACKWARD) * micro_s, _BACKWARD * micro_s
-        sent, workers, rings = traffic(shape, sharing, share), batch.world_size, share.size if share.shares_model else 1
+        sent, workers, rings = (
+            traffic(shape, sharding, share),
+            batch.world_size,
+            share.size if share.shares_model else 1,
+        )
         backward_waits_s = self._waited_s(sent.backward, workers, rings, backward_s)
         each_s = self._waited_s(sent.forward, workers, rings, forward_s) + backward_waits_s
         each_s += self.exchange_s(share.passes.of_sequences(batch.micro_batch), share.size)
@@ -226,7 +230,7 @@ class DeviceProfile:
         *,
         before: int,
         after: int,
-        sharing: Sharing = "ddp",
+        sharding: Sharding = "ddp",
         state_bytes: int = STATE_BYTES,
         saves: bool = True,
         share: GroupShare = ALONE,
@@ -243,7 +247,7 @@ class DeviceProfile:
         """
         size, rings = shape.parameters * state_bytes, share.size if share.shares_model else 1
         holds = Passes(gathered=share.parameters(shape) * state_bytes, messages=1)
-        handed_s = self.exchange_s(holds, after, rings) if sharing == "ddp" else self._handed_s(size, before, after)
+        handed_s = self.exchange_s(holds, after, rings) if sharding == "ddp" else self._handed_s(size, before, after)
         saved_s = size / self.checkpoint_bytes_per_s if saves else 0.0
         return self.resize_s + saved_s + size / self._restore_bytes_per_s + handed_s
 

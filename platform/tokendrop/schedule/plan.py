@@ -13,7 +13,7 @@ from tokendrop.schedule.device import STATE_BYTES
 from tokendrop.schedule.learning_rate import Decay, LearningRate
 from tokendrop.schedule.micro_batch import NO_GROWTH, MicroBatchGrowth
 from tokendrop.schedule.routes import Counts, Routes, RouteSchedule, stages
-from tokendrop.schedule.traffic import GroupShare, Shared, Sharing, share_of
+from tokendrop.schedule.traffic import GroupShare, GroupSplit, Sharding, group_share_of
 
 LrClock = Literal["step", "layer_token"]
 """What the learning rate counts."""
@@ -76,9 +76,9 @@ class RunPlan:
     """At the fixed number of workers; a segment's own is in its `workers`."""
     lr_clock: LrClock
     learning_rate: LearningRate
-    sharing: Sharing = "ddp"
+    sharding: Sharding = "ddp"
     """How workers share the model out, which decides what they send each other."""
-    shared: Shared = "layers"
+    group_split: GroupSplit = "layers"
     """What a group of workers shares out, where there are any."""
     state_bytes: int = STATE_BYTES
     """Of one parameter in a checkpoint, its optimizer state among them."""
@@ -124,11 +124,13 @@ class RunPlan:
         """How so many workers share out the global batch in the steps of a segment."""
         return replace(self.batch, world_size=workers).merged(segment.most_sequences)
 
-    def share(self, segment: Segment) -> GroupShare:
+    def group_share(self, segment: Segment) -> GroupShare:
         """What each worker of a group has of a micro batch in a segment."""
         sequences, kept = self.batch.global_batch, segment.kept_length
         tokens, flops = segment.layer_tokens_per_step // sequences, segment.flops_per_step / sequences
-        return share_of(self.shared, self.batch.group, self.shape, layer_tokens=tokens, flops=flops, kept=kept)
+        return group_share_of(
+            self.group_split, self.batch.group, self.shape, layer_tokens=tokens, flops=flops, kept=kept
+        )
 
     def at(self, step: int) -> Segment:
         """The segment that holds `step`.
@@ -191,7 +193,7 @@ def build_plan(
     final_lr: float,
     decay: Decay,
     cooldown_steps: int = 0,
-    sharing: Sharing = "ddp",
+    sharding: Sharding = "ddp",
     counts: Counts = "tokens",
     learned: bool = False,
     lr_layer_tokens: int | None = None,
@@ -230,7 +232,7 @@ def build_plan(
         batch=batch,
         lr_clock=lr_clock,
         learning_rate=rate,
-        sharing=sharing,
+        sharding=sharding,
     )
 
 

@@ -144,8 +144,8 @@ def step_s(plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int
     """Seconds of one step of a segment on so many workers."""
     flops = segment.flops_per_step / plan.batch.global_batch
     batch = plan.split(segment, workers)
-    share = plan.share(segment)
-    return profile.step_s(plan.shape, flops=flops, batch=batch, sharing=plan.sharing, share=share)
+    share = plan.group_share(segment)
+    return profile.step_s(plan.shape, flops=flops, batch=batch, sharding=plan.sharding, share=share)
 
 
 def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> float:
@@ -156,8 +156,8 @@ def pause_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int) -> f
 def change_s(plan: RunPlan, profile: DeviceProfile, before: int, after: int, *, saves: bool = True) -> float:
     """Seconds until others, or as many anew, train in the workers' place; after a loss no checkpoint is written."""
     how = {"before": before, "after": after, "state_bytes": plan.state_bytes}
-    share = plan.share(plan.segments[0])  # what a worker holds is the same in all segments
-    return profile.pause_s(plan.shape, **how, sharing=plan.sharing, saves=saves, share=share)
+    share = plan.group_share(plan.segments[0])  # what a worker holds is the same in all segments
+    return profile.pause_s(plan.shape, **how, sharding=plan.sharding, saves=saves, share=share)
 
 
 def losses_s(

@@ -5,7 +5,7 @@ from typing import Literal
 
 from tokendrop.schedule.costs import ModelShape
 
-Sharing = Literal["ddp", "fsdp", "zero_1", "zero_2", "zero_3"]
+Sharding = Literal["ddp", "fsdp", "zero_1", "zero_2", "zero_3"]
 """What each worker holds: all of the model, or its share of parts of it (`train.strategy` and `train.zero_stage`)."""
 
 _VALUE_BYTES = 4  # weights and gradients travel in float32
@@ -77,7 +77,7 @@ class GroupShare:
     """Whether each holds its share of the layers' matrices alone, the optimizer's state of them too."""
 
     def parameters(self, shape: ModelShape) -> int:
-        """Parameters that each of them holds, before `Sharing`."""
+        """Parameters that each of them holds, before `Sharding`."""
         return shape.parameters - (shape.layer_parameters - self.layer_parameters(shape))
 
     def layer_parameters(self, shape: ModelShape) -> int:
@@ -89,11 +89,13 @@ ALONE = GroupShare()
 """Every worker trains its micro batches by itself."""
 
 
-Shared = Literal["layers", "tokens"]
+GroupSplit = Literal["layers", "tokens"]
 """What a group shares out: heads and MLPs (`train.tensor_parallel`), or layers' tokens (`train.context_parallel`)."""
 
 
-def share_of(shared: Shared, size: int, shape: ModelShape, *, layer_tokens: int, flops: float, kept: int) -> GroupShare:
+def group_share_of(
+    split: GroupSplit, size: int, shape: ModelShape, *, layer_tokens: int, flops: float, kept: int
+) -> GroupShare:
     """What each worker of a group has; what is outside of the layers all of them compute.
 
     Where heads and MLPs are shared out (Shoeybi et al. 2019, arXiv:1909.08053), attention and MLP are an all-reduce
@@ -109,7 +111,7 @@ def share_of(shared: Shared, size: int, shape: ModelShape, *, layer_tokens: int,
         return ALONE
     head = shape.flops_of((), sequences=1, kept=kept)
     work, layer_bytes = (head + (flops - head) / size) / flops, layer_tokens * shape.width * _VALUE_BYTES
-    if shared == "layers":
+    if split == "layers":
         passes = Passes(summed=2 * 2 * 2 * layer_bytes, messages=2 * 2 * 2 * shape.layers)
         whole_bytes = (shape.parameters - shape.layer_parameters) * _VALUE_BYTES
         update = Passes(summed=2 * whole_bytes, messages=2)
@@ -118,7 +120,7 @@ def share_of(shared: Shared, size: int, shape: ModelShape, *, layer_tokens: int,
     return GroupShare(size=size, work=work, passes=passes)
 
 
-def traffic(shape: ModelShape, sharing: Sharing, share: GroupShare = ALONE) -> Traffic:
+def traffic(shape: ModelShape, sharding: Sharding, share: GroupShare = ALONE) -> Traffic:
     """What a step sends, as torch's DDP and FSDP2 and as DeepSpeed do it with this project's settings.
 
     FSDP gathers each layer in the forward and again in the backward pass, what is outside of the layers once, and sums
@@ -128,13 +130,13 @@ def traffic(shape: ModelShape, sharing: Sharing, share: GroupShare = ALONE) -> T
     """
     size, in_layers = share.parameters(shape) * _VALUE_BYTES, share.layer_parameters(shape) * _VALUE_BYTES
     all_reduce, gather = Passes(summed=2 * size, messages=2), Passes(gathered=size, messages=1)
-    if sharing == "ddp":
+    if sharding == "ddp":
         return Traffic(last_backward=all_reduce)
-    if sharing == "zero_1":
+    if sharding == "zero_1":
         return Traffic(last_backward=all_reduce, update=gather)
-    if sharing == "zero_2":
+    if sharding == "zero_2":
         return Traffic(backward=all_reduce, update=gather)
     layers = Passes(gathered=in_layers, messages=shape.layers)
     whole = layers + Passes(gathered=size - in_layers, messages=1)
-    again = layers if sharing == "fsdp" or shape.parameters > _MOST_LIVE else Passes()
+    again = layers if sharding == "fsdp" or shape.parameters > _MOST_LIVE else Passes()
     return Traffic(forward=whole, backward=again + whole)
