@@ -12,7 +12,8 @@ from tokendrop.data.tokenizer import train_tokenizer
 from tokendrop.elastic.control import RunControl
 from tokendrop.launch.fork import begun_fork
 from tokendrop.launch.resume import check_goes_on
-from tokendrop.launch.worker import WorkerSpec, run_worker
+from tokendrop.launch.worker import run_worker
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.track.journal import read_steps
 from tokendrop.track.run_folder import open_run_folder
 

@@ -18,7 +18,7 @@ from ray.train._internal.autoscaling_coordinator_client import build_train_resou
 
 from tiny import experiment
 from tokendrop.launch.trainer import _trainer
-from tokendrop.launch.worker import WorkerSpec
+from tokendrop.launch.worker_spec import WorkerSpec
 
 CLUSTER = Path(__file__).parents[1] / "cluster"
 FILES = ["ray_up/aws", "ray_up/gcp", "kuberay/raycluster"]

@@ -10,7 +10,8 @@ from tokendrop.config.load import build
 from tokendrop.data.tokenizer import train_tokenizer
 from tokendrop.evaluate import held_out
 from tokendrop.evaluate.held_out import held_out_figures
-from tokendrop.launch.worker import WorkerSpec, run_worker
+from tokendrop.launch.worker import run_worker
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.track.journal import read_steps
 from tokendrop.track.run_folder import describe_run
 

@@ -17,8 +17,9 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
 from tokendrop.elastic.control import RunControl
 from tokendrop.launch.compiled import leave_compiled, take_compiled
-from tokendrop.launch.trainer import fit_in_this_process, run_training
-from tokendrop.launch.worker import WorkerSpec
+from tokendrop.launch.train_loop import fit_in_this_process
+from tokendrop.launch.trainer import run_training
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.track.run_files import small_files
 from tokendrop.track.run_folder import describe_run
 from tokendrop.train.warm_up import warm_up

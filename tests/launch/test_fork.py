@@ -18,7 +18,8 @@ from tokendrop.launch import fork
 from tokendrop.launch.fork import begun_fork
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on
-from tokendrop.launch.worker import WorkerSpec, run_worker
+from tokendrop.launch.worker import run_worker
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.track.audit import audit
 from tokendrop.track.journal import LEDGER, METRICS, read_ledger, read_steps
 from tokendrop.track.lineage import LINEAGE, read_lineage

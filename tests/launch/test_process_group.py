@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tiny import experiment
 from tokendrop.errors import UserError
-from tokendrop.launch import process_group, trainer
+from tokendrop.launch import process_group, train_loop
 from tokendrop.launch.process_group import Gpu, check_gpus, gpu_of_this_worker, torch_config
 
 gpus = st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]))
@@ -43,9 +43,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_no_gpu_booked_is_the_cpu_even_where_cuda_is_visible() -> None:
-    assert trainer.device_of(experiment().scaling) == torch.device("cpu")
-    assert trainer.device_of(experiment(scaling__gpus_per_worker=1).scaling) == torch.device("cuda", 1)
-    assert trainer.device_of(experiment(scaling__gpus_per_worker=0.5).scaling) == torch.device("cuda", 1)
+    assert train_loop.device_of(experiment().scaling) == torch.device("cpu")
+    assert train_loop.device_of(experiment(scaling__gpus_per_worker=1).scaling) == torch.device("cuda", 1)
+    assert train_loop.device_of(experiment(scaling__gpus_per_worker=0.5).scaling) == torch.device("cuda", 1)
 
 
 def test_a_worker_names_its_gpu(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.launch import worker
 from tokendrop.launch.results import with_absolute_paths
-from tokendrop.launch.worker import WorkerSpec, run_worker
+from tokendrop.launch.worker import run_worker
+from tokendrop.launch.worker_spec import WorkerSpec
 
 TRACKED = ("track.uri=sqlite:///mlflow.db", "data.folder=shards")
 

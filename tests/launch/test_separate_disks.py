@@ -18,7 +18,8 @@ from heads import TOKEN, ray_head, short_folder, wait_for_nodes
 from kills import Command
 from runs import FLOAT64, config_of, kill_at, losses, write_job
 from stores import S3
-from tokendrop.launch.trainer import fit_in_this_process, run_training
+from tokendrop.launch.train_loop import fit_in_this_process
+from tokendrop.launch.trainer import run_training
 from tokendrop.track.audit import audit
 from tokendrop.track.run_copy import copied_run
 from tokendrop.track.run_files import committed_in

@@ -13,7 +13,8 @@ from kills import Command
 from runs import config_of, losses, write_job
 from stores import S3, SLOW_DOWN, by_chance
 from tokendrop.errors import StorageError
-from tokendrop.launch.trainer import fit_in_this_process, run_training
+from tokendrop.launch.train_loop import fit_in_this_process
+from tokendrop.launch.trainer import run_training
 from tokendrop.track import run_home
 from tokendrop.track.audit import audit
 from tokendrop.track.run_copy import copied_run

@@ -11,7 +11,8 @@ from stores import S3
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
 from tokendrop.launch.resume import check_same_rows, shards_at_hand
-from tokendrop.launch.trainer import fit_in_this_process, run_training
+from tokendrop.launch.train_loop import fit_in_this_process
+from tokendrop.launch.trainer import run_training
 from tokendrop.track.run_folder import open_run_folder
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]

@@ -10,7 +10,8 @@ from sharing import HAS_DEEPSPEED
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.launch.trainer import run_training
-from tokendrop.launch.worker import WorkerSpec, run_worker
+from tokendrop.launch.worker import run_worker
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.track.journal import read_steps
 from tokendrop.track.run_folder import describe_run, open_run_folder, read_attempts
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine

@@ -241,6 +241,7 @@ def test_a_server_that_hangs_keeps_a_run_neither_from_starting_nor_from_being_st
 
     def stopped(processes: list[psutil.Process]) -> None:
         with watcher:
+            watcher.wait_for_tracking()
             suspend(processes)
             raise KeyboardInterrupt
 

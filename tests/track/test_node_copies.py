@@ -9,7 +9,7 @@ from stored_runs import begun, elsewhere, save, state, written
 from tiny import experiment
 from tokendrop.launch.separate_disks import with_copy
 from tokendrop.launch.stored import Stored, kept_in_store
-from tokendrop.launch.worker import WorkerSpec
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.track.journal import LEDGER, LEDGER_SCHEMA, METRICS
 from tokendrop.track.parts import span_of, write_part
 from tokendrop.track.run_copy import bring_for_workers, catch_up

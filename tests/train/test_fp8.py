@@ -16,9 +16,9 @@ from tiny import assert_same, experiment, gpt
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 from tokendrop.track.journal import read_steps
-from tokendrop.train import fp8
+from tokendrop.train import fp8, installed
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed
-from tokendrop.train.engines.build import check_strategy
+from tokendrop.train.installed import check_installed
 from tokendrop.train.loop import accumulate
 from tokendrop.train.reader import CheckpointReader, load_weights
 
@@ -243,10 +243,10 @@ def test_gpus_have_it_from_ada_and_hopper_on(
 
 
 def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8, "find_spec", lambda name: None)
-    check_strategy(job(None).train)
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    check_installed(job(None).train)
     with pytest.raises(UserError, match=r"^train\.fp8: torchao is not installed here; want pip install 'tokend"):
-        check_strategy(job("tensorwise").train)
+        check_installed(job("tensorwise").train)
 
 
 def test_linear_modules_of_other_sizes_are_named() -> None:

@@ -12,7 +12,6 @@ from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.watch import prepare_line
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.checkpoint_index import CHECKPOINTS, newest_whole
-from tokendrop.train.initial import check_sizes, find_initial
 
 
 def as_begun(config: ExperimentConfig, run: Path) -> ExperimentConfig:
@@ -60,6 +59,8 @@ def with_initial(config: ExperimentConfig) -> ExperimentConfig:
     model, data = config.model, config.data
     if model.init_from is None:
         return config
+    from tokendrop.train.initial import check_sizes, find_initial  # takes a second, and most jobs have nothing of it
+
     source = find_initial(model.init_from, model.kind)
     check_sizes(model, source, outputs=config.task.outputs)
     tokenizer = data.tokenizer or source.tokenizer

@@ -18,7 +18,6 @@ from tokendrop.secrets import redact
 from tokendrop.track.parameters import flat
 from tokendrop.track.run_folder import JOB, check_model, open_run_folder
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, newest_whole, set_aside
-from tokendrop.train.storage import read_index
 
 # What a run that goes on may have anew: where and how it runs, is saved, tracked and evaluated, and how long it is;
 # keys, and branches with all their keys. What is left out decides what is trained.
@@ -49,6 +48,8 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
     checkpoint = newest_whole(run / CHECKPOINTS)
     if checkpoint is None:
         return
+    from tokendrop.train.storage import read_index  # takes a second, and a run that begins has nothing of it
+
     check_model(checkpoint, config)
     step, steps = read_index(checkpoint).meta["step"], config.plan.steps
     if step > steps:

@@ -24,7 +24,7 @@ from tokendrop.atomic import atomic_write
 from tokendrop.elastic.control import RunControl
 from tokendrop.launch.collectives import all_do, patient_group
 from tokendrop.launch.driver_copy import CHANGING, DriverCopy
-from tokendrop.launch.worker import WorkerSpec
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.track.journal import METRICS
 from tokendrop.track.run_copy import bring_for_workers, catch_up
 from tokendrop.track.run_home import RunHome, home_of

@@ -2,18 +2,15 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray.train
-import ray.train.torch
-import torch
 from ray import cloudpickle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.train.torch import TorchTrainer
 
 from tokendrop.atomic import exclusive_lock
@@ -24,10 +21,10 @@ from tokendrop.config.run import ScalingConfig
 from tokendrop.config.task import TaskConfig
 from tokendrop.elastic.control import RunControl
 from tokendrop.elastic.decide import ScalingDecider
-from tokendrop.errors import StorageError, UserError, first_line, storage_failure
+from tokendrop.errors import UserError
 from tokendrop.launch.beside import CheckpointEvaluation, Evaluate
 from tokendrop.launch.cluster import connect
-from tokendrop.launch.draining import DrainNotice
+from tokendrop.launch.failures import FailFastOnUserError
 from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.initial import as_begun, with_epochs, with_initial
 from tokendrop.launch.memory import check_memory
@@ -36,20 +33,20 @@ from tokendrop.launch.process_group import torch_config
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.resume import check_goes_on, check_same_rows, shards_at_hand
 from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_of, text_of
-from tokendrop.launch.separate_disks import reaching_driver, with_copy
+from tokendrop.launch.separate_disks import reaching_driver
 from tokendrop.launch.stopping import run_until_stopped
 from tokendrop.launch.stored import Stored, check_store, kept_in_store
-from tokendrop.launch.stream import RankSamples, StreamedSamples
+from tokendrop.launch.train_loop import train_loop
 from tokendrop.launch.watch import Watcher
-from tokendrop.launch.worker import WorkerSpec, never, run_worker
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.output import log
 from tokendrop.track.decisions import DecidedJob, with_decisions
-from tokendrop.track.journal import note_loss, note_start
+from tokendrop.track.journal import note_start
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import begun_run, create_run_folder, describe_run, read_attempts, summarize
 from tokendrop.track.run_home import home_of, place_of, steps_done
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step
-from tokendrop.train.engines.build import check_strategy
+from tokendrop.train.installed import check_installed
 
 _RAY_STATE = "ray"
 _FAILED_STARTS = 10  # in a row, before they are not taken for bad luck any more
@@ -79,7 +76,7 @@ def run_training(
     """
     config = with_absolute_paths(config)
     config.task.build(config)
-    check_strategy(config.train)
+    check_installed(config.train)
     check_memory(config)
     check_store(config, resume)
     resume = resume or begun_run(config)
@@ -125,27 +122,21 @@ def _train(
         home = home_of(run)
         stored = Stored(address=home.address, driver=home.driver) if home else None
         spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out, stored=stored)
+        if fit is not fit_on_ray_train:
+            watcher.wait_for_tracking()
         with CheckpointEvaluation(run, config, evaluate):
             run_until_stopped(partial(fit, spec, control), stop=control.stop)
     return mirror.run_id if mirror else None
 
 
 def send_with_jobs(*branches: DropMethod | TaskConfig) -> None:
-    """Let workers have branches of a job that are files of the user's, which they can't import by their names."""
+    """Let workers have branches of a job that are files of the user's, which they can't import by their names.
+
+    Those of a job that has come to this process in this way must be `loaded_here` before.
+    """
     for branch in branches:
         if type(branch).__module__.startswith(plugin.FILES):
             cloudpickle.register_pickle_by_value(sys.modules[type(branch).__module__])
-
-
-def fit_in_this_process(spec: WorkerSpec, control: RunControl) -> None:
-    """Train a run of one worker without Ray Train around it; it must not `need_ray_train`.
-
-    Raises:
-        UserError: something is wrong with the job that shows as it trains.
-    """
-    with telling_full_storage(spec.run):
-        device = torch.device("cuda" if spec.config.scaling.gpus_per_worker else "cpu")
-        run_worker(spec, device=device, home=home_of(spec.run))
 
 
 def needs_ray_train(config: ExperimentConfig) -> bool:
@@ -218,7 +209,7 @@ def _settings(spec: WorkerSpec, workers: int | tuple[int, int], max_restarts: in
     """
     scaling = spec.config.scaling
     return {
-        "train_loop_per_worker": _train_loop,
+        "train_loop_per_worker": train_loop,
         "train_loop_config": {"spec": spec},
         "torch_config": torch_config(on_gpus=scaling.gpus_per_worker > 0, timeout_s=scaling.peer_timeout_s),
         "scaling_config": ray.train.ScalingConfig(
@@ -233,67 +224,3 @@ def _settings(spec: WorkerSpec, workers: int | tuple[int, int], max_restarts: in
             callbacks=[FailFastOnUserError(spec.run)],
         ),
     }
-
-
-class FailFastOnUserError(ray.train.UserCallback):
-    """Ends the run where a worker met what the user has to mend; else writes why workers were lost into its record."""
-
-    def __init__(self, run: Path) -> None:
-        self.run = run
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        for error in worker_exceptions.values():
-            if isinstance(error, UserError):
-                raise error
-        note_loss(self.run, cause_of(worker_exceptions))
-
-
-def cause_of(failures: Mapping[int, Exception]) -> str:
-    """The failure that made the others: a dead worker's peers fail too, because it does not answer them."""
-    rank = next((rank for rank, error in failures.items() if isinstance(error, RayActorError)), min(failures))
-    return f"rank {rank} ({first_line(failures[rank])})"
-
-
-def _train_loop(settings: dict[str, Any]) -> None:
-    with with_copy(settings["spec"]) as (spec, home), telling_full_storage(spec.run):
-        run_worker(
-            spec,
-            device=device_of(spec.config.scaling),
-            samples=_streamed_samples(spec),
-            # with `mode: schedule`, the policy moves the workers
-            must_save=never if spec.config.scaling.mode == "schedule" else DrainNotice(),
-            home=home,
-        )
-
-
-@contextmanager
-def telling_full_storage(run: Path) -> Iterator[None]:
-    """Where the block fails because the storage of a run takes nothing more, a StorageError says so."""
-    try:
-        yield
-    except Exception as error:
-        if said := storage_failure(error, run):
-            go_on = f"with room there, 'tokendrop train --resume {place_of(run)}' goes on"
-            raise StorageError(f"{run}: can't be written ({said}); what is committed stays; {go_on}") from None
-        raise
-
-
-def device_of(scaling: ScalingConfig) -> torch.device:
-    """The GPU that Ray has assigned to this worker; the CPU where the job books none, though CUDA may see some."""
-    return ray.train.torch.get_device() if scaling.gpus_per_worker else torch.device("cpu")
-
-
-def _streamed_samples(spec: WorkerSpec) -> StreamedSamples | None:
-    """This rank's stream of samples, where the job asks for one."""
-    config, context = spec.config, ray.train.get_context()
-    if config.data.reader != "ray_data":
-        return None
-    split = replace(config.plan.batch, world_size=context.get_world_size())
-    return StreamedSamples(
-        RankSamples(
-            folder=spec.data,
-            config=config,
-            split=split,
-            rank=context.get_world_rank(),
-        )
-    )

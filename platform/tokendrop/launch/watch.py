@@ -39,16 +39,19 @@ class Watcher:
         self._stop = threading.Event()
         self._showing = threading.Thread(target=self._show, daemon=True)
         self._mirroring = threading.Thread(target=self._mirror_on, daemon=True)
-        self._is_known = threading.Event()
+        self._is_known, self._one_at_a_time = threading.Event(), threading.Lock()
         self._complained = False
 
     def __enter__(self) -> "Watcher":
         log(f"run      {place_of(self.run)}")
         self._mirroring.start()
-        self._is_known.wait(_FIRST_S)  # creating MLflow's tables would slow the first steps down
         self._line.wait()
         self._showing.start()
         return self
+
+    def wait_for_tracking(self) -> None:
+        """Wait until MLflow knows the run: steps in this process would be slowed down by its imports and its tables."""
+        self._is_known.wait(_FIRST_S)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None) -> None:
         self._stop.set()
@@ -99,7 +102,8 @@ class Watcher:
         if self.mirror is None:
             return
         try:
-            self.mirror.sync(status)
+            with self._one_at_a_time:  # the end of a run may come while its begin is told
+                self.mirror.sync(status)
             self._complained = False
         except Exception as error:  # tracking must never fail a run, whatever a server or its client does
             if not self._complained or status == "FINISHED":

@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from tokendrop.errors import UserError
 from tokendrop.launch.collectives import broadcast_from_rank_0, gather_on_rank_0
 from tokendrop.launch.compiled import leave_compiled, take_compiled
 from tokendrop.launch.decisions import decisions_of
-from tokendrop.launch.stored import Stored
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.method import Dropping, TokenScores
-from tokendrop.models.batch import Batch, HeldOut, Samples
+from tokendrop.models.batch import Batch, Samples
 from tokendrop.track.environment import describe_workers, device_of_workers
 from tokendrop.track.journal import Journal
 from tokendrop.track.prometheus import exporting_rank, tags_of
@@ -39,21 +39,6 @@ from tokendrop.train.warm_up import warm_up
 from tokendrop.train.worker import build_engine, train_by_plan
 
 _SEEN_WITHIN_S = 10.0  # so long what one machine writes to shared storage may take to be seen by the others
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """What every worker of a run is told."""
-
-    config: ExperimentConfig
-    run: Path
-    data: Path
-    held_out: HeldOut | None = None
-    """Validation rows, for workers that do not share the folder of the token shards."""
-    stored: Stored | None = None
-    """Of a run that a store keeps."""
-    leads: bool | None = None
-    """Whether a worker makes the run folder ready for those that share it; rank 0 does when left out."""
 
 
 def never() -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 # Dimensions: B micro batch, S tokens, H heads, W head width.
 
@@ -30,6 +29,8 @@ def causal_attention(q_BHSW: Tensor, k_BHSW: Tensor, v_BHSW: Tensor, *, first: i
         later = torch.full((tokens, keys), -math.inf, dtype=q_BHSW.dtype, device=q_BHSW.device).triu(1 + first)
         return attention_by_products(q_BHSW, k_BHSW, v_BHSW, later)
     if first:
+        from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler, which takes a second
+
         mask: Any = causal_lower_right(tokens, keys)
         return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, attn_mask=mask, dropout_p=dropout)
     return F.scaled_dot_product_attention(q_BHSW, k_BHSW, v_BHSW, is_causal=True, dropout_p=dropout)

@@ -24,7 +24,7 @@ from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.tracking import in_mlflow
 from tokendrop.study.trials import Trial, TrialMaker
 from tokendrop.study.tuning import search_all, train_all
-from tokendrop.train.engines.build import check_strategy
+from tokendrop.train.installed import check_installed
 
 
 def run_sweep(
@@ -125,7 +125,7 @@ def _check(job: ExperimentConfig, which: str) -> None:
             )
     try:
         job.task.build(job)
-        check_strategy(job.train)
+        check_installed(job.train)
         check_memory(job)
         check_ray(job.scaling)
     except UserError as error:

@@ -15,8 +15,9 @@ from ray import tune
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.elastic.control import CONTROL, RunControl
 from tokendrop.errors import UserError, first_line
-from tokendrop.launch.trainer import Fit, fit_in_this_process, fit_on_ray_train, needs_ray_train, run_training
-from tokendrop.launch.worker import WorkerSpec
+from tokendrop.launch.train_loop import fit_in_this_process
+from tokendrop.launch.trainer import Fit, fit_on_ray_train, needs_ray_train, run_training
+from tokendrop.launch.worker_spec import WorkerSpec
 from tokendrop.track.journal import MetricsTail
 
 RUN, SUMMARY, FAILURE, DETAILS = "run", "summary", "failure", "details"

@@ -1,7 +1,6 @@
 """Matrix products of a model's layers in fp8, by torchao."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
@@ -12,14 +11,9 @@ from tokendrop.config.fp8 import MULTIPLE
 from tokendrop.config.train import TrainConfig
 from tokendrop.errors import UserError
 from tokendrop.schedule.shapes import layer_shapes
+from tokendrop.train.installed import check_fp8_installed
 
 _FIRST_WITH_FP8 = (8, 9)  # compute capability: Ada; Hopper has 9.0
-
-
-def check_fp8_installed(training: TrainConfig) -> None:
-    """Raises UserError where a job wants torchao and it is not installed; imports nothing."""
-    if training.fp8 is not None and find_spec("torchao") is None:
-        raise UserError("train.fp8: torchao is not installed here; want pip install 'tokendrop[fp8]', or no fp8")
 
 
 def computes_in_fp8(device: torch.device) -> bool:

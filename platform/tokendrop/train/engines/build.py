@@ -8,20 +8,12 @@ from tokendrop.config.train import TrainConfig
 from tokendrop.models.shared_tokens import share_tokens
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.engines.ddp import DdpEngine
-from tokendrop.train.engines.deepspeed import DeepSpeedEngine, check_installed
+from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.engines.fsdp import FsdpEngine
 from tokendrop.train.engines.mesh import mesh_of_workers
 from tokendrop.train.engines.tensor_parallel import TensorParallelEngine
-from tokendrop.train.fp8 import check_fp8_installed
 from tokendrop.train.optimizer import build_optimizers
 from tokendrop.train.task import LossFunction
-
-
-def check_strategy(training: TrainConfig) -> None:
-    """Raises UserError where a library that the job asks for is not installed."""
-    if training.strategy == "deepspeed":
-        check_installed()
-    check_fp8_installed(training)
 
 
 def apply_strategy(

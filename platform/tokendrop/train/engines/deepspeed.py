@@ -7,7 +7,6 @@ of DeepSpeed's that are not public.
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any
 from warnings import filterwarnings
 
@@ -17,21 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tokendrop.errors import UserError
 from tokendrop.models.batch import Batch
 from tokendrop.train.engines.base import Engine
+from tokendrop.train.installed import check_deepspeed_installed
 from tokendrop.train.reader import CheckpointReader, load_into, read_weights
 from tokendrop.train.task import Loss, LossFunction
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def check_installed() -> None:
-    """Raises UserError where DeepSpeed is not installed; imports nothing."""
-    if find_spec("deepspeed") is None:
-        raise UserError(
-            "train.strategy: DeepSpeed is not installed here; want pip install 'tokendrop[deepspeed]', or 'fsdp'"
-        )
 
 
 class DeepSpeedEngine(Engine):
@@ -56,7 +47,7 @@ class DeepSpeedEngine(Engine):
         loss: LossFunction,
         stage: int,
     ) -> None:
-        check_installed()
+        check_deepspeed_installed()
         super().__init__(model, optimizers, dtype, loss=loss)
         (self.optimizer,) = self.optimizers
         self.layers, self.stage = layers, stage
