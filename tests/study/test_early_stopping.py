@@ -1,11 +1,13 @@
 """From where on trials are compared, and which sweeps leave no room for that."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.tune.schedulers import TrialScheduler
 
 from tiny import TOKENS, experiment
 from tokendrop.config.experiment import ExperimentConfig
@@ -66,3 +68,51 @@ def test_whatever_a_trial_decides_it_is_compared_after_its_growth_and_not_beyond
         plan = config.with_decided({"schedule": decided}).plan
         assert plan.layer_tokens(95) <= grace  # where it is decided last
         assert plan.layer_tokens(plan.steps) < end
+
+
+Curve = list[dict[str, float]]
+
+CURVES = st.lists(st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0]), min_size=8, max_size=8), min_size=1, max_size=6)
+
+
+@dataclass(frozen=True)
+class LiveTrial:
+    trial_id: str
+
+
+class NoneWait:
+    def get_live_trials(self) -> list[LiveTrial]:
+        return []
+
+
+def curve_of(losses: list[float]) -> Curve:
+    return [{"layer_tokens": 100 * place, "val_loss": loss} for place, loss in enumerate(losses, 1)]
+
+
+def trained(scheduler: Any, name: str, curve: Curve) -> Curve:
+    """As much of a curve as a trial reports, until it is ended; each report comes twice, as after a lost process."""
+    trial, controller = LiveTrial(name), NoneWait()
+    scheduler.on_trial_add(controller, trial)
+    for place, report in enumerate(curve, 1):
+        decisions = [scheduler.on_trial_result(controller, trial, report) for _ in range(2)]
+        if TrialScheduler.STOP in decisions[:1]:
+            return curve[:place]
+        assert TrialScheduler.STOP not in decisions
+    return curve
+
+
+@given(curves=CURVES)
+@pytest.mark.parametrize("stopping", [Asha(reduction=2), Median(least_trials=1)], ids=["asha", "median"])
+def test_a_trial_ends_where_it_would_whichever_start_has_trained_those_before(
+    stopping: Asha | Median, curves: list[list[float]]
+) -> None:
+    def made() -> Any:
+        return stopping.made("val_loss", "min", grace=100, end=10_000)
+
+    at_once = made()
+    expected = [trained(at_once, str(place), curve_of(losses)) for place, losses in enumerate(curves)]
+    for known in range(len(curves)):
+        later = made()
+        for place, curve in enumerate(expected[:known]):
+            stopping.recall(later, str(place), curve)
+        assert trained(later, "later", curve_of(curves[known])) == expected[known]

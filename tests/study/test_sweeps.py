@@ -144,12 +144,7 @@ def test_two_sweeps_of_one_name_are_told_apart(tmp_path, complaint):
     assert complaint("sweep", moved).endswith(f"is the sweep of {path}; want another name")
 
 
-def test_what_trials_can_not_do_is_told_before_any_starts(tmp_path, complaint, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text((ROOT / "jobs" / "examples" / "every_other_layer.py").read_text())
-    drop = {"method": "mine.py:EveryOtherLayer", "schedule": {"kind": "constant", "kept": 8}}
-    own = write_sweep(tmp_path, job={"model": {"layers": 4}}, set={"drop": drop}, seeds=2)
-    assert complaint("sweep", own).startswith("drop.method: the trials of a sweep can't load the file in 'mine.py:")
+def test_what_trials_can_not_do_is_told_before_any_starts(tmp_path, complaint):
     evaluated = write_sweep(tmp_path, job={"evaluate": {"tasks": ["hellaswag"]}}, seeds=2)
     assert complaint("sweep", evaluated).startswith("evaluate.tasks: trials are not evaluated as they train")
     large = write_sweep(tmp_path, axes={"model.width": [32, 2**20]})
@@ -186,6 +181,9 @@ def test_trials_that_fall_behind_are_ended_early_and_not_trained_again(tmp_path,
     runs = [tmp_path / "runs" / trial["run"] for trial in result["trials"]]
     assert result_of(capsys, path) == result
     assert [attempts(run) for run in runs] == [[0]] * 4
+    more = {"train.peak_lr": [*axes["train.peak_lr"], 1e-10]}
+    path = write_sweep(tmp_path, job=LONG, axes=more, scheduler=scheduler, most_at_once=1)
+    assert result_of(capsys, path)["trials"][-1]["stopped_early"]  # by those that an earlier start has trained
 
 
 def test_a_scheduler_without_time_to_compare_is_told(tmp_path, ray_cluster, capfd):
@@ -260,3 +258,20 @@ def test_a_sweep_that_was_ended_goes_on_by_the_same_command(tmp_path, ray_cluste
     assert all(audit(run).is_clean for run in runs)
     begun = [attempts(run) for run in runs]
     assert any(len(one) == 2 and one[1] > 0 for one in begun), begun
+
+
+@pytest.mark.long
+def test_trials_drop_by_a_file_of_the_users(tmp_path):
+    (tmp_path / "mine.py").write_text((ROOT / "jobs" / "examples" / "every_other_layer.py").read_text())
+    drop = {"method": "mine.py:EveryOtherLayer", "schedule": {"kind": "constant", "kept": 8}}
+    path = write_sweep(tmp_path, job={"model": {"layers": 4}}, axes={"drop": [drop, {"method": "none"}]}, seeds=2)
+    command = [sys.executable, "-m", "tokendrop", "sweep", str(path), "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    trials = json.loads(done.stdout)["trials"]
+    dropped, whole = 2 * 4 * (3 * 32 + 8), 2 * 4 * 4 * 32
+    assert [trial["summary"]["layer_tokens"] for trial in trials] == [dropped, whole] * 2
+    for trial in trials[::2]:
+        (copy,) = (tmp_path / "runs" / trial["run"] / "own").iterdir()
+        assert copy.read_text() == (tmp_path / "mine.py").read_text()

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tokendrop.errors import UserError, first_line
 
+T = TypeVar("T")
 FILES = "tokendrop_file_"
 """Begins the names of modules that are files of the user: other processes can't import those by name."""
 COPIES = "own"
@@ -87,6 +89,21 @@ def named_class(name: str, key: str, base: type) -> Any:
     if not isinstance(found, type) or not issubclass(found, base) or inspect.isabstract(found):
         raise UserError(f"{key}: want a whole class below {base.__name__} as {class_name} in {where}, found {found!r}")
     return found
+
+
+def loaded_here(branch: T, key: str, name: str) -> T:
+    """A branch of a job with the class of this process, where it has come with a class of another one's file.
+
+    Args:
+        key: of the job, for messages.
+        name: what the job has there.
+    Raises:
+        UserError: there is no such file here.
+    """
+    if not type(branch).__module__.startswith(FILES):
+        return branch
+    values: Any = {field.name: getattr(branch, field.name) for field in fields(cast(Any, branch)) if field.init}
+    return named_class(name, key, object)(**values)
 
 
 def file_of(name: str) -> Path | None:

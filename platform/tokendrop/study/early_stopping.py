@@ -1,7 +1,7 @@
 """Which trials are ended early, because others are better at the same layer tokens."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -10,6 +10,13 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 
 _TIME = "layer_tokens"
+
+
+@dataclass(frozen=True)
+class _EndedTrial:
+    """In the place of Ray Tune's trial, of which schedulers use the id."""
+
+    trial_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,15 @@ class _EarlyStopping(ABC):
             end: layer tokens that no trial comes to.
         """
 
+    @abstractmethod
+    def recall(self, scheduler: Any, run: str, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Let trials be compared with one that an earlier start has ended.
+
+        Args:
+            scheduler: as it was `made`.
+            reports: of its validations, in order.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asha(_EarlyStopping):
@@ -56,6 +72,12 @@ class Asha(_EarlyStopping):
             time_attr=_TIME, metric=metric, mode=mode, grace_period=grace, max_t=end, reduction_factor=self.reduction
         )
 
+    def recall(self, scheduler: Any, run: str, reports: Iterable[Mapping[str, Any]]) -> None:
+        trial = _EndedTrial(run)
+        scheduler.on_trial_add(None, trial)
+        for report in reports:
+            scheduler.on_trial_result(None, trial, report)  # which puts it on its rungs
+
 
 @dataclass(frozen=True, kw_only=True)
 class Median(_EarlyStopping):
@@ -71,11 +93,26 @@ class Median(_EarlyStopping):
             raise ValueError(f"least_trials: want at least 1, got {self.least_trials}")
 
     def made(self, metric: str, mode: str, *, grace: int, end: int) -> Any:
-        from ray.tune.schedulers import MedianStoppingRule
+        from ray.tune.schedulers import MedianStoppingRule, TrialScheduler
 
-        return MedianStoppingRule(
+        class EachOnce(MedianStoppingRule):
+            """Passes over what a trial whose process was lost reports once more; ASHA does so by itself."""
+
+            def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+                if metric in result:
+                    if result[_TIME] <= known.get(trial.trial_id, -1):
+                        return TrialScheduler.CONTINUE
+                    known[trial.trial_id] = result[_TIME]
+                return super().on_trial_result(tune_controller, trial, result)
+
+        known: dict[str, int] = {}
+        return EachOnce(
             time_attr=_TIME, metric=metric, mode=mode, grace_period=grace, min_samples_required=self.least_trials
         )
+
+    def recall(self, scheduler: Any, run: str, reports: Iterable[Mapping[str, Any]]) -> None:
+        for report in reports:
+            scheduler.on_trial_complete(None, _EndedTrial(run), report)  # which decides nothing
 
 
 EarlyStopping = Asha | Median

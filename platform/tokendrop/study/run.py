@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import is_uri
 from tokendrop.data.prepare.pipeline import prepare
@@ -16,6 +15,7 @@ from tokendrop.launch.initial import with_epochs, with_initial
 from tokendrop.launch.memory import check_memory
 from tokendrop.launch.results import with_absolute_paths
 from tokendrop.launch.room import check_ray, check_room
+from tokendrop.launch.trainer import send_with_jobs
 from tokendrop.launch.watch import prepare_line
 from tokendrop.output import log
 from tokendrop.study.progress import Progress
@@ -76,6 +76,7 @@ def _begun(trial: Trial, progress: Progress) -> ExperimentConfig | None:
     if not progress.is_open(trial.run):
         return None
     _check(job, trial.text)
+    send_with_jobs(job.drop, job.task)
     return job
 
 
@@ -117,12 +118,6 @@ def _check(job: ExperimentConfig, which: str) -> None:
             "evaluate.tasks: trials are not evaluated as they train; want 'set: {evaluate.tasks: []}' in the sweep,"
             " and 'tokendrop evaluate' on their runs"
         )
-    for key, name in (("drop.method", job.drop.method), ("task.kind", job.task.kind)):
-        if plugin.file_of(name) is not None:
-            raise UserError(
-                f"{key}: the trials of a sweep can't load the file in {name!r}; want a module that they can import,"
-                " as package.module:Class"
-            )
     try:
         job.task.build(job)
         check_installed(job.train)

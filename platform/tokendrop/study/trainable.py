@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import ray
 from ray import tune
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.config.plugin import loaded_here
 from tokendrop.elastic.control import CONTROL, RunControl
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.train_loop import fit_in_this_process
 from tokendrop.launch.trainer import Fit, fit_on_ray_train, needs_ray_train, run_training
 from tokendrop.launch.worker_spec import WorkerSpec
+from tokendrop.study.reports import figures_of, progress_of
 from tokendrop.track.journal import MetricsTail
 
 RUN, SUMMARY, FAILURE, DETAILS = "run", "summary", "failure", "details"
@@ -89,8 +92,7 @@ class TrialRun(tune.Trainable):
         config = self._trials[self._run]
         self._folder = Path(config.runs_folder) / self._run
         self._task = config.task
-        self._tail = MetricsTail(self._folder)
-        self._tail.skip()
+        self._tail = MetricsTail(self._folder)  # from its begin: what it has reported in an earlier start counts
         self._report: dict[str, Any] = {}
         self._lines: deque[dict[str, Any]] = deque()
         ended: Future[dict[str, Any]] = Future()
@@ -99,13 +101,10 @@ class TrialRun(tune.Trainable):
 
     def _take_in(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """The figures of a validation, which belong to its step alone; nothing for another line."""
-        if "step" not in line:
+        if line.get("step", 0) <= self._report.get("step", 0):  # of no step, or of one that is done again
             return {}
-        self._report |= {key: line[key] for key in ("step", "loss", "layer_tokens")}
-        if line["val_loss"] is None:
-            return {}
-        figures = self._task.figures(line["val_loss"], line["val_figures"] or {})
-        return {"val_loss": line["val_loss"], **{f"val_{name}": value for name, value in figures.items()}}
+        self._report |= progress_of(line)
+        return figures_of(line, self._task)
 
     def cleanup(self) -> None:
         """Let the run save a checkpoint and end."""
@@ -119,7 +118,12 @@ class TrialRun(tune.Trainable):
 def _train(config: ExperimentConfig, ended: Future[dict[str, Any]]) -> None:
     fit = fit_on_ray_train if needs_ray_train(config) else fit_in_this_process
     try:
-        ended.set_result({SUMMARY: run_training(config, fit=_telling_stops(fit))})
+        here = replace(
+            config,
+            drop=loaded_here(config.drop, "drop.method", config.drop.method),
+            task=loaded_here(config.task, "task.kind", config.task.kind),
+        )
+        ended.set_result({SUMMARY: run_training(here, fit=_telling_stops(fit))})
     except KeyboardInterrupt:
         ended.set_result({})
     except UserError as error:

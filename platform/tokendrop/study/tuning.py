@@ -16,6 +16,7 @@ from tokendrop.launch.stopping import run_until_stopped
 from tokendrop.launch.trainer import needs_ray_train
 from tokendrop.study.early_stopping import scheduler_for
 from tokendrop.study.progress import Progress
+from tokendrop.study.reports import reports_of
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trainable import RUN, Jobs, TrialRun
 from tokendrop.study.trials import Trial, TrialMaker
@@ -42,9 +43,10 @@ def train_all(jobs: Mapping[str, ExperimentConfig], ready: Mapping[str, Experime
     if not ready:
         return
     first = next(iter(ready.values()))
-    chosen = tune.TuneConfig(
-        max_concurrent_trials=_most_at_once(progress.sweep, first), scheduler=_scheduler(progress.sweep, ready.values())
-    )
+    scheduler = _scheduler(progress.sweep, ready.values())
+    for trial in progress.trials.values():
+        _recall(scheduler, trial, progress)
+    chosen = tune.TuneConfig(max_concurrent_trials=_most_at_once(progress.sweep, first), scheduler=scheduler)
     space = {RUN: tune.grid_search([*ready])}
     _fit(_tuner({run: jobs[run] for run in ready}, first, progress, chosen, space), progress)
 
@@ -67,6 +69,7 @@ def search_all(
     from tokendrop.study.search import ArmSearch
 
     sweep, record, jobs = progress.sweep, progress.record, Jobs()
+    scheduler = _scheduler(sweep, [first])
 
     def begin(trial: Trial) -> float | None:
         progress.trials[trial.run] = trial
@@ -78,11 +81,12 @@ def search_all(
             job = None
         if job is not None:
             jobs[trial.run] = job
+        _recall(scheduler, trial, progress)
         return progress.value(trial.run)
 
     chosen = tune.TuneConfig(
         search_alg=ArmSearch(sweep, maker, begin=begin, remember=record.note_chosen, remembered=record.chosen()),
-        scheduler=_scheduler(sweep, [first]),
+        scheduler=scheduler,
         num_samples=-1,  # until the searcher has no more
         max_concurrent_trials=_most_at_once(sweep, first) or _places(first),
     )
@@ -91,6 +95,13 @@ def search_all(
 
 def _scheduler(sweep: SweepConfig, jobs: Iterable[ExperimentConfig]) -> Any:
     return sweep.scheduler and scheduler_for(sweep.scheduler, jobs, metric=sweep.metric, mode=sweep.mode)
+
+
+def _recall(scheduler: Any, trial: Trial, progress: Progress) -> None:
+    """Let a sweep's scheduler know a trial that has come to its end, or was ended early, in an earlier start."""
+    stopping = progress.sweep.scheduler
+    if stopping and (trial.run in progress.summaries or trial.run in progress.stopped):
+        stopping.recall(scheduler, trial.run, reports_of(trial.folder, trial.config.task))
 
 
 def _fit(tuner: tune.Tuner, progress: Progress) -> None:
