@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tiny import experiment
+from tokendrop.config.drop import DropMethod
 from tokendrop.config.load import dump_job, load_job
+from tokendrop.config.plugin import absolute, content_of, loaded_here, named_class
 from tokendrop.errors import UserError
 from tokendrop.train.worker import build_engine
 
@@ -132,3 +135,33 @@ def test_a_file_that_is_gone_is_found_beside_its_job(tmp_path: Path, monkeypatch
     (run / "own" / "jobs__examples__every_other_layer.py").unlink()
     with pytest.raises(UserError, match=r"no file jobs/examples/every_other_layer\.py in"):
         load_job(run / "job.yaml")
+
+
+def test_a_class_of_a_file_is_that_of_this_process_where_the_file_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mine.py"
+    file.write_text(EXAMPLE.with_suffix(".py").read_text())
+    name = "mine.py:EveryOtherLayer"
+    assert absolute(name) == f"{file}:EveryOtherLayer"
+    method = named_class(name, "drop.method", DropMethod)
+    content = content_of(name)
+    elsewhere = type("EveryOtherLayer", (method,), {"__module__": "of another process"})(method=name, recent=7)
+    here = loaded_here(elsewhere, "drop.method", name, content)
+    assert type(here) is method
+    assert (here.method, here.recent) == (name, 7)
+    file.write_text(f"{EXAMPLE.with_suffix('.py').read_text()}# changed\n")
+    assert content_of(name) == content  # of what is loaded
+    with pytest.raises(UserError, match=r"^drop\.method: mine\.py has changed since it was read"):
+        loaded_here(elsewhere, "drop.method", name, content)
+    file.unlink()
+    with pytest.raises(UserError, match=r"^drop\.method: no file mine\.py in "):
+        loaded_here(elsewhere, "drop.method", name, content)
+
+
+def test_what_is_no_file_stays() -> None:
+    drop = experiment().drop
+    assert loaded_here(drop, "drop.method", drop.method, None) is drop
+    assert (absolute("random_ltd"), absolute("package.module:Mine")) == ("random_ltd", "package.module:Mine")
+    assert content_of("package.module:Mine") is None

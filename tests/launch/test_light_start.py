@@ -24,17 +24,25 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_the_driver_imports_nothing_of_what_trains_and_not_mlflow() -> None:
-    loaded = loaded_by("import tokendrop.launch.trainer")
+    code = "import tokendrop.launch.trainer\nfrom tokendrop.config.load import load_job\n"
+    job = ROOT / "jobs" / "pretrain" / "quickstart.yaml"
+    loaded = loaded_by(f"{code}config = load_job({str(job)!r})\nconfig.task.build(config)")
     assert "ray.train.torch" in loaded
     assert not loaded & {*_WHAT_TRAINS, "mlflow"}
 
 
 def test_ray_trains_controller_imports_no_part_of_the_driver(tmp_path: Path) -> None:
-    """It unpickles what a trainer is made with, all but what workers run."""
+    """It unpickles what a trainer is made with, all but the function that workers run."""
     settings = _settings(WorkerSpec(config=experiment(), run=tmp_path, data=tmp_path), 2, 0)
     pickled = tmp_path / "settings"
-    given = {key: value for key, value in settings.items() if not key.startswith("train_loop")}
+    given = {key: value for key, value in settings.items() if key != "train_loop_per_worker"}
     pickled.write_bytes(cloudpickle.dumps(given))
-    loaded = loaded_by(f"import pickle, pathlib; pickle.loads(pathlib.Path({str(pickled)!r}).read_bytes())")
+    code = "import pathlib, pickle, tokendrop.elastic.policy\n"
+    loaded = loaded_by(f"{code}pickle.loads(pathlib.Path({str(pickled)!r}).read_bytes())")
     assert "tokendrop.launch.failures" in loaded
     assert not loaded & {*_WHAT_TRAINS, "tokendrop.launch.trainer", "tokendrop.launch.train_loop"}
+
+
+def test_a_process_that_stands_by_has_imported_what_trains() -> None:
+    code = "from tokendrop.elastic import standby\nstandby.import_all(standby._IMPORTS)"
+    assert loaded_by(code) >= {*_WHAT_TRAINS, "tokendrop.launch.train_loop", "torch.distributed.fsdp"}

@@ -1,6 +1,7 @@
 """From where on trials are compared, and which sweeps leave no room for that."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from tiny import TOKENS, experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 from tokendrop.study.early_stopping import Asha, Median, scheduler_for
+from tokendrop.study.reports import RUN
+from tokendrop.study.schedulers import EndedTrial
 
 
 def job(until: int, every: int = 10) -> ExperimentConfig:
@@ -53,7 +56,7 @@ def test_a_validation_between_the_grace_and_the_end_is_wanted(stopping: Asha | M
 class Told(Median):
     """Gives back what a scheduler is made with."""
 
-    def made(self, metric: str, mode: str, *, grace: int, end: int) -> tuple[int, int]:
+    def made(self, metric: str, mode: str, *, grace: int, end: int, earlier: Any) -> tuple[int, int]:
         return grace, end
 
 
@@ -70,49 +73,101 @@ def test_whatever_a_trial_decides_it_is_compared_after_its_growth_and_not_beyond
         assert plan.layer_tokens(plan.steps) < end
 
 
-Curve = list[dict[str, float]]
+Report = dict[str, float]
 
-CURVES = st.lists(st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0]), min_size=8, max_size=8), min_size=1, max_size=6)
+LOSSES = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0]), min_size=8, max_size=8)
 
 
 @dataclass(frozen=True)
 class LiveTrial:
+    """What schedulers use of a trial of Ray Tune."""
+
     trial_id: str
+    status: str = "PENDING"
+
+    @property
+    def config(self) -> dict[str, str]:
+        return {RUN: self.trial_id}
 
 
-class NoneWait:
+class OneWaits:
+    """What schedulers use of Ray Tune's controller."""
+
     def get_live_trials(self) -> list[LiveTrial]:
-        return []
+        return [LiveTrial("waits")]
 
 
-def curve_of(losses: list[float]) -> Curve:
+def curve_of(losses: list[float]) -> list[Report]:
     return [{"layer_tokens": 100 * place, "val_loss": loss} for place, loss in enumerate(losses, 1)]
 
 
-def trained(scheduler: Any, name: str, curve: Curve) -> Curve:
-    """As much of a curve as a trial reports, until it is ended; each report comes twice, as after a lost process."""
-    trial, controller = LiveTrial(name), NoneWait()
-    scheduler.on_trial_add(controller, trial)
+def begun(scheduler: Any, run: str) -> LiveTrial:
+    scheduler.on_trial_add(OneWaits(), LiveTrial(run))
+    return LiveTrial(run)
+
+
+def reported(scheduler: Any, trial: LiveTrial, curve: list[Report]) -> list[Report]:
+    """As much of a curve as a trial reports until it is ended. Some come twice, as after a lost process."""
     for place, report in enumerate(curve, 1):
-        decisions = [scheduler.on_trial_result(controller, trial, report) for _ in range(2)]
-        if TrialScheduler.STOP in decisions[:1]:
+        decision = scheduler.on_trial_result(OneWaits(), trial, report)
+        assert decision in (TrialScheduler.CONTINUE, TrialScheduler.STOP)  # trials can't be paused
+        if decision == TrialScheduler.STOP:
             return curve[:place]
-        assert TrialScheduler.STOP not in decisions
+        if place % 3 == 0:
+            assert scheduler.on_trial_result(OneWaits(), trial, report) == TrialScheduler.CONTINUE
     return curve
 
 
-@given(curves=CURVES)
-@pytest.mark.parametrize("stopping", [Asha(reduction=2), Median(least_trials=1)], ids=["asha", "median"])
+def trained(scheduler: Any, run: str, curve: list[Report]) -> list[Report]:
+    trial = begun(scheduler, run)
+    found = reported(scheduler, trial, curve)
+    scheduler.on_trial_complete(OneWaits(), trial, {"summary": {}, "done": True})
+    return found
+
+
+def made(stopping: Asha | Median, earlier: Mapping[str, list[Report]]) -> Any:
+    def reports(run: str) -> list[Report]:
+        return earlier.get(run, [])
+
+    return stopping.made("val_loss", "min", grace=100, end=10_000, earlier=reports)
+
+
+both = pytest.mark.parametrize("stopping", [Asha(reduction=2), Median(least_trials=1)], ids=["asha", "median"])
+
+
+@both
+@given(curves=st.lists(LOSSES, min_size=1, max_size=6))
 def test_a_trial_ends_where_it_would_whichever_start_has_trained_those_before(
     stopping: Asha | Median, curves: list[list[float]]
 ) -> None:
-    def made() -> Any:
-        return stopping.made("val_loss", "min", grace=100, end=10_000)
+    at_once = made(stopping, {})
+    expected = {str(place): trained(at_once, str(place), curve_of(one)) for place, one in enumerate(curves)}
+    for known, losses in enumerate(curves):
+        later = made(stopping, expected)
+        for place in range(known):
+            later.on_trial_add(None, EndedTrial(str(place)))
+        assert trained(later, "later", curve_of(losses)) == expected[str(known)]
 
-    at_once = made()
-    expected = [trained(at_once, str(place), curve_of(losses)) for place, losses in enumerate(curves)]
-    for known in range(len(curves)):
-        later = made()
-        for place, curve in enumerate(expected[:known]):
-            stopping.recall(later, str(place), curve)
-        assert trained(later, "later", curve_of(curves[known])) == expected[known]
+
+@both
+@given(losses=LOSSES, others=st.lists(LOSSES, max_size=4), killed=st.integers(0, 8))
+def test_a_trial_that_goes_on_ends_where_it_would_and_by_nothing_that_it_had_come_past(
+    stopping: Asha | Median, losses: list[float], others: list[list[float]], killed: int
+) -> None:
+    curve, at_once = curve_of(losses), made(stopping, {})
+    first = begun(at_once, "first")
+    earlier = {"first": reported(at_once, first, curve[:killed])}
+    earlier |= {str(place): trained(at_once, str(place), curve_of(one)) for place, one in enumerate(others)}
+    again = made(stopping, earlier)
+    for place in range(len(others)):
+        again.on_trial_add(None, EndedTrial(str(place)))
+    assert reported(again, begun(again, "first"), curve[killed:]) == reported(at_once, first, curve[killed:])
+
+
+def test_a_searchers_trials_may_be_longer_than_the_base_job() -> None:
+    known = {"metric": "val_loss", "mode": "min"}
+    scheduler = scheduler_for(Asha(), [job(50)], are_all=False, **known)
+    base = job(50).plan.layer_tokens(100)
+    curve = [{"layer_tokens": times * base, "val_loss": 1.0} for times in (2.0, 50.0)]
+    assert reported(scheduler, begun(scheduler, "long"), curve) == curve
+    assert scheduler_for(Asha(), [job(95)], are_all=False, **known)  # others may have a validation to compare

@@ -11,8 +11,8 @@ from recorded import loss_of, record
 from tiny import experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.study import trainable
-from tokendrop.study.reports import reports_of
-from tokendrop.study.trainable import RUN, SUMMARY, TrialRun
+from tokendrop.study.reports import RUN, reports_of
+from tokendrop.study.trainable import SUMMARY, TrialRun
 
 
 def test_a_validation_is_told_at_its_own_step_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,25 +35,11 @@ def test_a_validation_is_told_at_its_own_step_and_no_other(tmp_path: Path, monke
     assert [one.get(SUMMARY) for one in told] == [None] * (len(told) - 1) + [{"steps": 14}]
 
 
-def test_a_trial_that_goes_on_tells_each_validation_once_those_of_an_earlier_start_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = replace(experiment(train__length="14 steps"), runs_folder=str(tmp_path / "runs"))
+def test_the_validations_of_a_run_are_known_once_each(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "trial-1"
-    run.mkdir(parents=True)
     record(run, steps=14, last=9, validate_every=4)
-
-    def trained(config: ExperimentConfig, ended: Future[dict[str, Any]]) -> None:
-        record(run, steps=14, first=6, validate_every=4)  # from the last checkpoint on
-        ended.set_result({SUMMARY: {"steps": 14}})
-
-    monkeypatch.setattr(trainable, "_train", trained)
-    trial = TrialRun.__new__(TrialRun)  # without what Tune sets up around it
-    trial.setup({RUN: "trial-1"}, {"trial-1": config})
-    told = [trial.step()]
-    while not told[-1]["done"]:
-        told.append(trial.step())
-    validated = [{"step": one["step"], "val_loss": one["val_loss"]} for one in told if "val_loss" in one]
-    assert validated == [{"step": step, "val_loss": loss_of(step, 1)} for step in (4, 8, 12, 14)]
-    known = [{key: one[key] for key in ("step", "val_loss")} for one in reports_of(run, config.task)]
-    assert known == validated
+    record(run, steps=14, first=6, validate_every=4)  # from the last checkpoint on
+    known = reports_of(run, experiment().task)
+    plan = experiment(train__length="14 steps").plan
+    assert [(one["step"], one["val_loss"]) for one in known] == [(step, loss_of(step, 1)) for step in (4, 8, 12, 14)]
+    assert [one["layer_tokens"] for one in known] == [plan.layer_tokens(step) for step in (4, 8, 12, 14)]

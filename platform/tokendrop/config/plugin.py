@@ -1,5 +1,6 @@
 """Classes of the user's own, named in a job: `my_method.py:MyMethod` or `package.module:MyMethod`."""
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -9,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -25,6 +25,8 @@ COPIES = "own"
 RUNS_COPIES = "TOKENDROP_RUN_COPIES"
 """Environment variable: 1 where those copies may be run, which are whatever the run's folder holds."""
 
+_contents: dict[str, str] = {}
+"""Of modules that are files of the user: the SHA-256 of what was loaded."""
 _copies: ContextVar[Path | None] = ContextVar("copies", default=None)
 
 
@@ -91,19 +93,38 @@ def named_class(name: str, key: str, base: type) -> Any:
     return found
 
 
-def loaded_here(branch: T, key: str, name: str) -> T:
+def loaded_here(branch: T, key: str, name: str, content: str | None) -> T:
     """A branch of a job with the class of this process, where it has come with a class of another one's file.
 
     Args:
         key: of the job, for messages.
         name: what the job has there.
+        content: what `content_of` gave for it in the other process.
     Raises:
-        UserError: there is no such file here.
+        UserError: there is no such file here, or it has another content by now.
     """
-    if not type(branch).__module__.startswith(FILES):
+    file = file_of(name)
+    if file is None:
         return branch
+    found = named_class(name, key, object)
+    if hashlib.sha256(file.read_bytes()).hexdigest() != content:
+        raise UserError(f"{key}: {file} has changed since it was read; want it as it was, or all of this begun anew")
     values: Any = {field.name: getattr(branch, field.name) for field in fields(cast(Any, branch)) if field.init}
-    return named_class(name, key, object)(**values)
+    return found(**values)
+
+
+def content_of(name: str) -> str | None:
+    """The SHA-256 of the file in a class's name, as this process has loaded it; None where there is no file in it."""
+    file = file_of(name)
+    if file is None or not file.is_file():
+        return None
+    return _contents.get(_module_name(file)) or hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def absolute(name: str) -> str:
+    """A class's name that means the same from every folder of this machine."""
+    file = file_of(name)
+    return name if file is None else f"{file.absolute()}:{name.rpartition(':')[2]}"
 
 
 def file_of(name: str) -> Path | None:
@@ -120,13 +141,13 @@ def import_class(name: str) -> Any:
 
 def _of_file(path: Path) -> ModuleType:
     """The module that a file is, loaded once in a process."""
-    path = path.resolve()
-    name = f"{FILES}{path.stem}_{sha256(bytes(path)).hexdigest()[:8]}"
+    name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
+    _contents[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -134,3 +155,8 @@ def _of_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _module_name(path: Path) -> str:
+    path = path.resolve()
+    return f"{FILES}{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tokendrop.elastic.control import RunControl
 
-_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "ray.data", "tokendrop.launch.trainer")
+_IMPORTS = ("torch._dynamo", "ray.data", "tokendrop.launch.train_loop", "tokendrop.launch.worker")
 _READY_S = 300.0  # for processes to start and import; many may do so from one slow disk
 
 

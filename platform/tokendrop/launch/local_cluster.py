@@ -35,7 +35,7 @@ from tokendrop.launch.local_head import (
 from tokendrop.launch.local_nodes import ENDED, node_address
 
 _PORT, _DASHBOARD_PORT = 6399, 8265  # where these are free; `submit` tries that dashboard when it is given none
-_START_TIMEOUT_S, _STOP_TIMEOUT_S, _POLL_S = 90.0, 5.0, 0.2
+_START_TIMEOUT_S, _STOP_TIMEOUT_S, _POLL_S = 300.0, 5.0, 0.2
 _KILL_TIMEOUT_S = 20.0  # a killed process ends at once, but for one in a system call that can't be interrupted
 
 

@@ -1,7 +1,7 @@
 """What trains in a process: a worker of Ray Train, or this one alone.
 
-Here and in `failures.py` is what Ray Train's driver and controller import. Both do without what trains, which takes
-seconds to import, so it is imported where training starts.
+What trains takes seconds to import. The driver imports this module and does without, so that is imported where training
+starts.
 """
 
 from collections.abc import Iterator

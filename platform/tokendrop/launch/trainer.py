@@ -122,7 +122,7 @@ def _train(
         home = home_of(run)
         stored = Stored(address=home.address, driver=home.driver) if home else None
         spec = WorkerSpec(config=config, run=run, data=data, held_out=held_out, stored=stored)
-        if fit is not fit_on_ray_train:
+        if fit is not fit_on_ray_train and not needs_ray_train(config):
             watcher.wait_for_tracking()
         with CheckpointEvaluation(run, config, evaluate):
             run_until_stopped(partial(fit, spec, control), stop=control.stop)

@@ -60,11 +60,7 @@ class Watcher:
         self._showing.join(_HURRY_S)
         self._line.end()
         self._mirroring.join(within_s)
-        if not self._mirroring.is_alive():
-            status: Status = "FINISHED" if kind is None else "KILLED" if is_stopped else "FAILED"
-            last = threading.Thread(target=self._mirror, args=(status,), daemon=True)
-            last.start()
-            last.join(within_s)
+        self._mirror_last("FINISHED" if kind is None else "KILLED" if is_stopped else "FAILED", within_s)
 
     def _show(self) -> None:
         stopping = False
@@ -88,9 +84,14 @@ class Watcher:
     def give_up(self) -> None:
         """Tell MLflow that the run has failed, where its server answers in time; the process ends next."""
         self._line.end()
-        last = threading.Thread(target=self._mirror, args=("FAILED",), daemon=True)
+        self._mirror_last("FAILED", _HURRY_S)
+
+    def _mirror_last(self, status: Status, within_s: float | None) -> None:
+        last = threading.Thread(target=self._mirror, args=(status,), daemon=True)
         last.start()
-        last.join(_HURRY_S)
+        last.join(within_s)
+        if last.is_alive():
+            log(f"mlflow   not reached in time; `tokendrop sync {self.run}` sends what waits there")
 
     def _mirror_on(self) -> None:
         self._mirror("RUNNING")
@@ -102,8 +103,10 @@ class Watcher:
         if self.mirror is None:
             return
         try:
+            if status is not None:
+                self.mirror.note_status(status)  # which stays where the server takes too long
             with self._one_at_a_time:  # the end of a run may come while its begin is told
-                self.mirror.sync(status)
+                self.mirror.sync()
             self._complained = False
         except Exception as error:  # tracking must never fail a run, whatever a server or its client does
             if not self._complained or status == "FINISHED":

@@ -1,22 +1,17 @@
 """Which trials are ended early, because others are better at the same layer tokens."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
+from tokendrop.study.reports import Reports
 
 _TIME = "layer_tokens"
-
-
-@dataclass(frozen=True)
-class _EndedTrial:
-    """In the place of Ray Tune's trial, of which schedulers use the id."""
-
-    trial_id: str
+_FAR = 1000  # times what the base job takes: no trial that a searcher chooses comes to that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,27 +23,19 @@ class _EarlyStopping(ABC):
 
     kind: str
     grace: int | None = None
-    """Layer tokens before which no trial is ended; those at which all trials see every token, when left out."""
+    """Layer tokens before which no trial is ended; those at which all trials see every token, when left out. With a
+    searcher, whose trials are not known beforehand, at which the base job does."""
 
     def __post_init__(self) -> None:
         if self.grace is not None and self.grace < 1:
             raise ValueError(f"grace: want at least 1 layer token, got {self.grace}")
 
     @abstractmethod
-    def made(self, metric: str, mode: str, *, grace: int, end: int) -> Any:
-        """Ray Tune's scheduler.
+    def made(self, metric: str, mode: str, *, grace: int, end: int, earlier: Reports) -> Any:
+        """Ray Tune's scheduler, which compares with what trials have reported in earlier starts, and ends none by that.
 
         Args:
             end: layer tokens that no trial comes to.
-        """
-
-    @abstractmethod
-    def recall(self, scheduler: Any, run: str, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Let trials be compared with one that an earlier start has ended.
-
-        Args:
-            scheduler: as it was `made`.
-            reports: of its validations, in order.
         """
 
 
@@ -65,18 +52,11 @@ class Asha(_EarlyStopping):
         if self.reduction <= 1:
             raise ValueError(f"reduction: want more than 1, got {self.reduction:g}")
 
-    def made(self, metric: str, mode: str, *, grace: int, end: int) -> Any:
-        from ray.tune.schedulers import ASHAScheduler
+    def made(self, metric: str, mode: str, *, grace: int, end: int, earlier: Reports) -> Any:
+        from tokendrop.study.schedulers import RecallingAsha
 
-        return ASHAScheduler(
-            time_attr=_TIME, metric=metric, mode=mode, grace_period=grace, max_t=end, reduction_factor=self.reduction
-        )
-
-    def recall(self, scheduler: Any, run: str, reports: Iterable[Mapping[str, Any]]) -> None:
-        trial = _EndedTrial(run)
-        scheduler.on_trial_add(None, trial)
-        for report in reports:
-            scheduler.on_trial_result(None, trial, report)  # which puts it on its rungs
+        options = {"grace_period": grace, "max_t": end, "reduction_factor": self.reduction}
+        return RecallingAsha(earlier, time_attr=_TIME, metric=metric, mode=mode, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,47 +72,44 @@ class Median(_EarlyStopping):
         if self.least_trials < 1:
             raise ValueError(f"least_trials: want at least 1, got {self.least_trials}")
 
-    def made(self, metric: str, mode: str, *, grace: int, end: int) -> Any:
-        from ray.tune.schedulers import MedianStoppingRule, TrialScheduler
+    def made(self, metric: str, mode: str, *, grace: int, end: int, earlier: Reports) -> Any:
+        from tokendrop.study.schedulers import RecallingMedian
 
-        class EachOnce(MedianStoppingRule):
-            """Passes over what a trial whose process was lost reports once more; ASHA does so by itself."""
-
-            def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-                if metric in result:
-                    if result[_TIME] <= known.get(trial.trial_id, -1):
-                        return TrialScheduler.CONTINUE
-                    known[trial.trial_id] = result[_TIME]
-                return super().on_trial_result(tune_controller, trial, result)
-
-        known: dict[str, int] = {}
-        return EachOnce(
-            time_attr=_TIME, metric=metric, mode=mode, grace_period=grace, min_samples_required=self.least_trials
-        )
-
-    def recall(self, scheduler: Any, run: str, reports: Iterable[Mapping[str, Any]]) -> None:
-        for report in reports:
-            scheduler.on_trial_complete(None, _EndedTrial(run), report)  # which decides nothing
+        options = {"grace_period": grace, "min_samples_required": self.least_trials}
+        return RecallingMedian(earlier, time_attr=_TIME, metric=metric, mode=mode, **options)
 
 
 EarlyStopping = Asha | Median
 
 
-def scheduler_for(stopping: EarlyStopping, jobs: Iterable[ExperimentConfig], *, metric: str, mode: str) -> Any:
+def scheduler_for(
+    stopping: EarlyStopping,
+    jobs: Iterable[ExperimentConfig],
+    *,
+    metric: str,
+    mode: str,
+    earlier: Reports = lambda run: (),
+    are_all: bool = True,
+) -> Any:
     """Ray Tune's scheduler for the trials of a sweep.
 
+    Args:
+        jobs: of all its trials, those included that earlier starts have ended.
+        earlier: what a run has reported in earlier starts.
+        are_all: whether there are no other ones.
     Raises:
         UserError: no trial has a validation after the grace and before its end.
     """
     jobs = [*jobs]
     grace = stopping.grace or max(map(_grown, jobs))
-    if not any(_is_compared(job, grace) for job in jobs):
+    if are_all and not any(_is_compared(job, grace) for job in jobs):
         why = "want one by scheduler.grace" if stopping.grace is None else "want a smaller one"
         raise UserError(
             f"scheduler: no trial is validated after a grace of {grace:,} layer tokens and before its end; {why},"
             " drop.schedule.until before the end, or evaluate.every more often"
         )
-    return stopping.made(metric, mode, grace=grace, end=1 + max(_total(job) for job in jobs))
+    end = 1 + max(_total(job) for job in jobs)
+    return stopping.made(metric, mode, grace=grace, end=end if are_all else _FAR * end, earlier=earlier)
 
 
 def _total(job: ExperimentConfig) -> int:

@@ -40,10 +40,14 @@ def settings_of(config: ExperimentConfig) -> dict[str, str]:
     settings = flat(asdict(config)).items()
     found = {k: redact(value) for k, value in settings if not says_only_where(k) and _UNUSED.get(k) != value}
     for key, name in (("drop.method", config.drop.method), ("task.kind", config.task.kind)):
-        file = plugin.file_of(name)
-        if file is not None and file.is_file():
-            found[f"{key} (content)"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        if content := plugin.content_of(name):
+            found[content_key(key)] = content
     return dict(sorted(found.items()))
+
+
+def content_key(key: str) -> str:
+    """Of the settings: where the content of the file is that a key of the job names."""
+    return f"{key} (content)"
 
 
 def run_name(settings: Mapping[str, str]) -> str:

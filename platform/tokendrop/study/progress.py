@@ -14,8 +14,9 @@ from tokendrop.output import StatusLine, is_terminal, log
 from tokendrop.study.arms import arms_of, best_of
 from tokendrop.study.live import arms_table
 from tokendrop.study.record import SweepRecord
+from tokendrop.study.reports import RUN
 from tokendrop.study.sweep import SweepConfig
-from tokendrop.study.trainable import DETAILS, FAILURE, RUN, SUMMARY
+from tokendrop.study.trainable import DETAILS, FAILURE, SUMMARY
 from tokendrop.study.trials import Trial
 from tokendrop.study.usage import usage_of, usage_text
 from tokendrop.track.journal import read_events, recorded_span

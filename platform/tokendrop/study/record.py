@@ -25,6 +25,7 @@ class SweepRecord:
 
     def __init__(self, runs_folder: Path, name: str) -> None:
         self.folder = runs_folder / SWEEPS / name
+        self._runs_folder = runs_folder
 
     @contextmanager
     def opened(self, path: Path, trials: Sequence[Trial]) -> Iterator[None]:
@@ -40,6 +41,10 @@ class SweepRecord:
             self._path = path.absolute()
             self.add(trials)
             yield
+
+    def run_folder(self, run: str) -> Path:
+        """Of a trial."""
+        return self._runs_folder / run
 
     def add(self, trials: Sequence[Trial]) -> None:
         """Write down what trials are, beside those that are known."""

@@ -10,8 +10,9 @@ from ray.tune.search import Searcher
 
 from tokendrop.study.arms import AGGREGATES
 from tokendrop.study.axes import Axis, Choice, Grid, LogUniform
+from tokendrop.study.reports import RUN
 from tokendrop.study.sweep import SweepConfig
-from tokendrop.study.trainable import FAILURE, RUN, SUMMARY
+from tokendrop.study.trainable import FAILURE, SUMMARY
 from tokendrop.study.trials import Trial, TrialMaker
 
 Choices = dict[str, Any]

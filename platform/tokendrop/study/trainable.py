@@ -14,17 +14,19 @@ import ray
 from ray import tune
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.plugin import loaded_here
+from tokendrop.config.plugin import file_of, loaded_here
 from tokendrop.elastic.control import CONTROL, RunControl
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.train_loop import fit_in_this_process
 from tokendrop.launch.trainer import Fit, fit_on_ray_train, needs_ray_train, run_training
 from tokendrop.launch.worker_spec import WorkerSpec
-from tokendrop.study.reports import figures_of, progress_of
+from tokendrop.study.identity import content_key
+from tokendrop.study.record import settings_at
+from tokendrop.study.reports import RUN, figures_of, progress_of
 from tokendrop.track.journal import MetricsTail
 
-RUN, SUMMARY, FAILURE, DETAILS = "run", "summary", "failure", "details"
-"""What a trial is told, and what its last report has: the one or the other, and a traceback."""
+SUMMARY, FAILURE, DETAILS = "summary", "failure", "details"
+"""What a trial's last report has: the one or the other, and a traceback."""
 _REPORT_EVERY_S, _STOP_EVERY_S = 1.0, 0.2
 
 
@@ -92,7 +94,8 @@ class TrialRun(tune.Trainable):
         config = self._trials[self._run]
         self._folder = Path(config.runs_folder) / self._run
         self._task = config.task
-        self._tail = MetricsTail(self._folder)  # from its begin: what it has reported in an earlier start counts
+        self._tail = MetricsTail(self._folder)
+        self._tail.skip()
         self._report: dict[str, Any] = {}
         self._lines: deque[dict[str, Any]] = deque()
         ended: Future[dict[str, Any]] = Future()
@@ -101,8 +104,6 @@ class TrialRun(tune.Trainable):
 
     def _take_in(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """The figures of a validation, which belong to its step alone; nothing for another line."""
-        if line.get("step", 0) <= self._report.get("step", 0):  # of no step, or of one that is done again
-            return {}
         self._report |= progress_of(line)
         return figures_of(line, self._task)
 
@@ -118,12 +119,7 @@ class TrialRun(tune.Trainable):
 def _train(config: ExperimentConfig, ended: Future[dict[str, Any]]) -> None:
     fit = fit_on_ray_train if needs_ray_train(config) else fit_in_this_process
     try:
-        here = replace(
-            config,
-            drop=loaded_here(config.drop, "drop.method", config.drop.method),
-            task=loaded_here(config.task, "task.kind", config.task.kind),
-        )
-        ended.set_result({SUMMARY: run_training(here, fit=_telling_stops(fit))})
+        ended.set_result({SUMMARY: run_training(_with_own_files(config), fit=_telling_stops(fit))})
     except KeyboardInterrupt:
         ended.set_result({})
     except UserError as error:
@@ -131,6 +127,21 @@ def _train(config: ExperimentConfig, ended: Future[dict[str, Any]]) -> None:
     except BaseException as error:  # of a library, of a device: the other trials go on
         told = f"{type(error).__name__}: {first_line(error)}"
         ended.set_result({FAILURE: told, DETAILS: traceback.format_exc()})
+
+
+def _with_own_files(config: ExperimentConfig) -> ExperimentConfig:
+    """A job with classes of this process where it has some from files of the user's, which have come by value.
+
+    Raises:
+        UserError: a file is not here, or has changed since the trial was named by its content.
+    """
+    method, kind = config.drop.method, config.task.kind
+    if file_of(method) is None and file_of(kind) is None:
+        return config
+    named = settings_at(Path(config.runs_folder) / str(config.run))
+    drop = loaded_here(config.drop, "drop.method", method, named.get(content_key("drop.method")))
+    task = loaded_here(config.task, "task.kind", kind, named.get(content_key("task.kind")))
+    return replace(config, drop=drop, task=task)
 
 
 def _telling_stops(fit: Fit) -> Fit:

@@ -44,11 +44,6 @@ class Trial:
         return self.config.run
 
     @property
-    def folder(self) -> Path:
-        """Its run folder."""
-        return Path(self.config.runs_folder).absolute() / self.run
-
-    @property
     def text(self) -> str:
         """What it is among the trials of its sweep."""
         return ", ".join([point_text(self.point), f"seed {self.config.seed}"]).removeprefix(", ")

@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +17,11 @@ from tokendrop.launch.stopping import run_until_stopped
 from tokendrop.launch.trainer import needs_ray_train
 from tokendrop.study.early_stopping import scheduler_for
 from tokendrop.study.progress import Progress
-from tokendrop.study.reports import reports_of
+from tokendrop.study.reports import RUN, reports_of
 from tokendrop.study.sweep import SweepConfig
-from tokendrop.study.trainable import RUN, Jobs, TrialRun
+from tokendrop.study.trainable import Jobs, TrialRun
 from tokendrop.study.trials import Trial, TrialMaker
+from tokendrop.track.run_folder import open_run_folder
 
 _TUNE = "ray"
 _NEXT_TO_NOTHING = {"memory": 1}  # bytes: Tune starts no trial that holds nothing, and a core of a node may be missing
@@ -43,9 +45,10 @@ def train_all(jobs: Mapping[str, ExperimentConfig], ready: Mapping[str, Experime
     if not ready:
         return
     first = next(iter(ready.values()))
-    scheduler = _scheduler(progress.sweep, ready.values())
-    for trial in progress.trials.values():
-        _recall(scheduler, trial, progress)
+    ended = [trial for trial in progress.trials.values() if _has_ended(trial, progress)]
+    scheduler = _scheduler(progress, [*_jobs_of(ended, progress), *ready.values()])
+    for trial in ended:
+        _recall(scheduler, trial)
     chosen = tune.TuneConfig(max_concurrent_trials=_most_at_once(progress.sweep, first), scheduler=scheduler)
     space = {RUN: tune.grid_search([*ready])}
     _fit(_tuner({run: jobs[run] for run in ready}, first, progress, chosen, space), progress)
@@ -69,7 +72,7 @@ def search_all(
     from tokendrop.study.search import ArmSearch
 
     sweep, record, jobs = progress.sweep, progress.record, Jobs()
-    scheduler = _scheduler(sweep, [first])
+    scheduler = _scheduler(progress, [first])
 
     def begin(trial: Trial) -> float | None:
         progress.trials[trial.run] = trial
@@ -81,7 +84,8 @@ def search_all(
             job = None
         if job is not None:
             jobs[trial.run] = job
-        _recall(scheduler, trial, progress)
+        if _has_ended(trial, progress):
+            _recall(scheduler, trial)
         return progress.value(trial.run)
 
     chosen = tune.TuneConfig(
@@ -93,15 +97,37 @@ def search_all(
     _fit(_tuner(jobs, first, progress, chosen, {}), progress)
 
 
-def _scheduler(sweep: SweepConfig, jobs: Iterable[ExperimentConfig]) -> Any:
-    return sweep.scheduler and scheduler_for(sweep.scheduler, jobs, metric=sweep.metric, mode=sweep.mode)
+def _scheduler(progress: Progress, jobs: Iterable[ExperimentConfig]) -> Any:
+    sweep, record = progress.sweep, progress.record
+    if sweep.scheduler is None:
+        return None
+
+    def earlier(run: str) -> list[dict[str, Any]]:
+        return reports_of(record.run_folder(run), progress.trials[run].config.task)
+
+    return scheduler_for(
+        sweep.scheduler, jobs, metric=sweep.metric, mode=sweep.mode, earlier=earlier, are_all=sweep.searcher is None
+    )
 
 
-def _recall(scheduler: Any, trial: Trial, progress: Progress) -> None:
-    """Let a sweep's scheduler know a trial that has come to its end, or was ended early, in an earlier start."""
-    stopping = progress.sweep.scheduler
-    if stopping and (trial.run in progress.summaries or trial.run in progress.stopped):
-        stopping.recall(scheduler, trial.run, reports_of(trial.folder, trial.config.task))
+def _jobs_of(ended: Iterable[Trial], progress: Progress) -> Iterator[ExperimentConfig]:
+    """What was trained; nothing of trials whose runs are gone."""
+    for trial in ended:
+        with suppress(UserError):
+            yield open_run_folder(progress.record.run_folder(trial.run))[0]
+
+
+def _has_ended(trial: Trial, progress: Progress) -> bool:
+    """Whether a trial has come to its end, or was ended early, in an earlier start."""
+    return trial.run in progress.summaries or trial.run in progress.stopped
+
+
+def _recall(scheduler: Any, trial: Trial) -> None:
+    """Let a sweep's scheduler, where it has one, compare with a trial that Tune is not told of."""
+    if scheduler is not None:
+        from tokendrop.study.schedulers import EndedTrial
+
+        scheduler.on_trial_add(None, EndedTrial(trial.run))
 
 
 def _fit(tuner: tune.Tuner, progress: Progress) -> None:

@@ -75,7 +75,7 @@ class MlflowMirror:
         from mlflow.entities import Metric
 
         if status is not None:
-            self._remember(status=status)
+            self.note_status(status)
         client = connect_to(self.config.track.uri)
         if self.run_id is None:
             info = self._create(client).info
@@ -96,6 +96,10 @@ class MlflowMirror:
             self._remember(status_sent=self.state["status"])
         self._send_artifacts(client)
         self.sync_evaluations()
+
+    def note_status(self, status: Status) -> None:
+        """Remember what has become of the run, for the next `sync`."""
+        self._remember(status=status)
 
     def sync_evaluations(self) -> None:
         """Send the evaluations that MLflow does not have yet; raises what its client raises when it can't.
