@@ -11,7 +11,7 @@ import torch
 from tiny import experiment
 from tokendrop.config.drop import DropMethod
 from tokendrop.config.load import dump_job, load_job
-from tokendrop.config.plugin import absolute, content_of, loaded_here, named_class
+from tokendrop.config.plugin import content_of, loaded_here, named_class
 from tokendrop.errors import UserError
 from tokendrop.train.worker import build_engine
 
@@ -144,7 +144,6 @@ def test_a_class_of_a_file_is_that_of_this_process_where_the_file_is_the_same(
     file = tmp_path / "mine.py"
     file.write_text(EXAMPLE.with_suffix(".py").read_text())
     name = "mine.py:EveryOtherLayer"
-    assert absolute(name) == f"{file}:EveryOtherLayer"
     method = named_class(name, "drop.method", DropMethod)
     content = content_of(name)
     elsewhere = type("EveryOtherLayer", (method,), {"__module__": "of another process"})(method=name, recent=7)
@@ -155,7 +154,15 @@ def test_a_class_of_a_file_is_that_of_this_process_where_the_file_is_the_same(
     assert content_of(name) == content  # of what is loaded
     with pytest.raises(UserError, match=r"^drop\.method: mine\.py has changed since it was read"):
         loaded_here(elsewhere, "drop.method", name, content)
+    changed = named_class(name, "drop.method", DropMethod)
+    assert changed is not method  # nothing of what was refused is left
+    assert content_of(name) != content
+    file.write_text(EXAMPLE.with_suffix(".py").read_text())
+    with pytest.raises(UserError, match=r"^drop\.method: mine\.py has changed since it was read"):
+        loaded_here(elsewhere, "drop.method", name, content)  # it would be the changed class
+    assert loaded_here(elsewhere, "drop.method", name, content).recent == 7
     file.unlink()
+    sys.modules.pop(type(here).__module__)
     with pytest.raises(UserError, match=r"^drop\.method: no file mine\.py in "):
         loaded_here(elsewhere, "drop.method", name, content)
 
@@ -163,5 +170,4 @@ def test_a_class_of_a_file_is_that_of_this_process_where_the_file_is_the_same(
 def test_what_is_no_file_stays() -> None:
     drop = experiment().drop
     assert loaded_here(drop, "drop.method", drop.method, None) is drop
-    assert (absolute("random_ltd"), absolute("package.module:Mine")) == ("random_ltd", "package.module:Mine")
     assert content_of("package.module:Mine") is None

@@ -168,6 +168,16 @@ def test_a_searchers_trials_may_be_longer_than_the_base_job() -> None:
     known = {"metric": "val_loss", "mode": "min"}
     scheduler = scheduler_for(Asha(), [job(50)], are_all=False, **known)
     base = job(50).plan.layer_tokens(100)
-    curve = [{"layer_tokens": times * base, "val_loss": 1.0} for times in (2.0, 50.0)]
+    curve = [{"layer_tokens": times * base, "val_loss": 1.0} for times in (2.0, 50.0, 60.0)]
     assert reported(scheduler, begun(scheduler, "long"), curve) == curve
-    assert scheduler_for(Asha(), [job(95)], are_all=False, **known)  # others may have a validation to compare
+    with pytest.raises(UserError, match="no trial is validated after a grace of"):
+        scheduler_for(Asha(), [job(95)], are_all=False, **known)
+
+
+def test_a_trial_whose_process_was_lost_is_judged_by_what_it_had_not_reported() -> None:
+    earlier: dict[str, list[Report]] = {}
+    scheduler = made(Asha(reduction=2), earlier)
+    trained(scheduler, "better", curve_of([1.0, 1.0]))
+    begun(scheduler, "worse")
+    earlier["worse"] = curve_of([2.0])  # recorded, and lost before it was reported
+    assert len(reported(scheduler, begun(scheduler, "worse"), curve_of([2.0, 1.5]))) == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from ray.tune.search import Searcher
+from ray.tune.utils import flatten_dict
 
 from corpora import tiny_job
 from tokendrop.study.search import ArmSearch
@@ -54,7 +55,8 @@ class Sweep:
             if found == Searcher.FINISHED:
                 break
             self.trained.append(self.trials[found["run"]])
-            self.search.on_trial_complete(name, loss(self.trained[-1]))
+            told = loss(self.trained[-1])
+            self.search.on_trial_complete(name, told and flatten_dict(told))  # as Tune calls it
         return self.trained
 
     def told(self) -> list[Any]:

@@ -261,12 +261,13 @@ def test_a_sweep_that_was_ended_goes_on_by_the_same_command(tmp_path, ray_cluste
 
 
 @pytest.mark.long
-def test_trials_drop_by_a_file_of_the_users(tmp_path):
+def test_trials_drop_by_a_file_of_the_users(tmp_path, ray_cluster):
     (tmp_path / "mine.py").write_text((ROOT / "jobs" / "examples" / "every_other_layer.py").read_text())
     drop = {"method": "mine.py:EveryOtherLayer", "schedule": {"kind": "constant", "kept": 8}}
     path = write_sweep(tmp_path, job={"model": {"layers": 4}}, axes={"drop": [drop, {"method": "none"}]}, seeds=2)
     command = [sys.executable, "-m", "tokendrop", "sweep", str(path), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "platform")}
+    environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # whose processes run in another folder
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     trials = json.loads(done.stdout)["trials"]
@@ -275,3 +276,5 @@ def test_trials_drop_by_a_file_of_the_users(tmp_path):
     for trial in trials[::2]:
         (copy,) = (tmp_path / "runs" / trial["run"] / "own").iterdir()
         assert copy.read_text() == (tmp_path / "mine.py").read_text()
+    again = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert json.loads(again.stdout)["trials"] == trials

@@ -15,13 +15,18 @@ from tokendrop.study.reports import RUN, reports_of
 from tokendrop.study.trainable import SUMMARY, TrialRun
 
 
-def test_a_validation_is_told_at_its_own_step_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("begun", "at"), [(0, 0), (9, 6)], ids=["new", "goes on"])
+def test_a_validation_is_told_at_its_own_step_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: int, at: int
+) -> None:
     config = replace(experiment(train__length="14 steps"), runs_folder=str(tmp_path / "runs"))
     run = tmp_path / "runs" / "trial-1"
     run.mkdir(parents=True)
+    if begun:
+        record(run, steps=14, last=begun, validate_every=4)
 
     def trained(config: ExperimentConfig, ended: Future[dict[str, Any]]) -> None:
-        record(run, steps=14, validate_every=4)
+        record(run, steps=14, first=at, validate_every=4)
         ended.set_result({SUMMARY: {"steps": 14}})
 
     monkeypatch.setattr(trainable, "_train", trained)
@@ -31,7 +36,8 @@ def test_a_validation_is_told_at_its_own_step_and_no_other(tmp_path: Path, monke
     while not told[-1]["done"]:
         told.append(trial.step())
     validated = {one["layer_tokens"]: one["val_loss"] for one in told if "val_loss" in one}
-    assert validated == {config.plan.layer_tokens(step): loss_of(step, 1) for step in (4, 8, 12, 14)}
+    wanted = [step for step in (4, 8, 12, 14) if step > at]
+    assert validated == {config.plan.layer_tokens(step): loss_of(step, 1) for step in wanted}
     assert [one.get(SUMMARY) for one in told] == [None] * (len(told) - 1) + [{"steps": 14}]
 
 

@@ -107,7 +107,8 @@ def loaded_here(branch: T, key: str, name: str, content: str | None) -> T:
     if file is None:
         return branch
     found = named_class(name, key, object)
-    if hashlib.sha256(file.read_bytes()).hexdigest() != content:
+    if {content_of(name), hashlib.sha256(file.read_bytes()).hexdigest()} != {content}:
+        sys.modules.pop(_module_name(file), None)  # for whoever comes after it was put right
         raise UserError(f"{key}: {file} has changed since it was read; want it as it was, or all of this begun anew")
     values: Any = {field.name: getattr(branch, field.name) for field in fields(cast(Any, branch)) if field.init}
     return found(**values)
@@ -118,13 +119,8 @@ def content_of(name: str) -> str | None:
     file = file_of(name)
     if file is None or not file.is_file():
         return None
-    return _contents.get(_module_name(file)) or hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def absolute(name: str) -> str:
-    """A class's name that means the same from every folder of this machine."""
-    file = file_of(name)
-    return name if file is None else f"{file.absolute()}:{name.rpartition(':')[2]}"
+    module = _module_name(file)
+    return _contents[module] if module in sys.modules else hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def file_of(name: str) -> Path | None:

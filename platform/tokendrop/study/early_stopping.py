@@ -96,13 +96,13 @@ def scheduler_for(
     Args:
         jobs: of all its trials, those included that earlier starts have ended.
         earlier: what a run has reported in earlier starts.
-        are_all: whether there are no other ones.
+        are_all: whether there are no other ones; with a searcher there are, and this is the base job.
     Raises:
         UserError: no trial has a validation after the grace and before its end.
     """
     jobs = [*jobs]
     grace = stopping.grace or max(map(_grown, jobs))
-    if are_all and not any(_is_compared(job, grace) for job in jobs):
+    if not any(_is_compared(job, grace) for job in jobs):
         why = "want one by scheduler.grace" if stopping.grace is None else "want a smaller one"
         raise UserError(
             f"scheduler: no trial is validated after a grace of {grace:,} layer tokens and before its end; {why},"

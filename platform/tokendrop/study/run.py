@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import is_uri
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.errors import UserError
-from tokendrop.launch.cluster import connect, in_job_copy
+from tokendrop.launch.cluster import connect
 from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.initial import with_epochs, with_initial
 from tokendrop.launch.memory import check_memory
@@ -73,21 +71,13 @@ def _begun(trial: Trial, progress: Progress) -> ExperimentConfig | None:
     Raises:
         UserError: it can't train here.
     """
-    job = _with_absolute_files(with_absolute_paths(trial.config))
+    job = with_absolute_paths(trial.config)
     _look_up(trial, job, progress)
     if not progress.is_open(trial.run):
         return None
     _check(job, trial.text)
     send_with_jobs(job.drop, job.task)
     return job
-
-
-def _with_absolute_files(job: ExperimentConfig) -> ExperimentConfig:
-    """A job that names files of the user's own from any folder; in the copy that Ray makes for a job, as it was."""
-    if in_job_copy(Path.cwd()):
-        return job
-    drop = replace(job.drop, method=plugin.absolute(job.drop.method))
-    return replace(job, drop=drop, task=replace(job.task, kind=plugin.absolute(job.task.kind)))
 
 
 def _look_up(trial: Trial, job: ExperimentConfig, progress: Progress) -> None:

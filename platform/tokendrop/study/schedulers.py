@@ -22,18 +22,34 @@ class EndedTrial:
         return {RUN: self.trial_id}
 
 
+class _Past:
+    """What trials have reported in earlier starts, each told once: Tune adds a trial again whose process was lost."""
+
+    def __init__(self, earlier: Reports) -> None:
+        self._earlier = earlier
+        self._told: set[str] = set()
+
+    def of(self, trial: Any) -> list[dict[str, Any]]:
+        """The reports of a trial that is added for the first time."""
+        run = trial.config[RUN]
+        if run in self._told:
+            return []
+        self._told.add(run)
+        return [dict(report) for report in self._earlier(run)]
+
+
 class RecallingAsha(ASHAScheduler):
     """Puts a trial on the rungs that it has passed in earlier starts, before it goes on."""
 
     def __init__(self, earlier: Reports, **options: Any) -> None:
         super().__init__(**options)
-        self._earlier = earlier
+        self._past = _Past(earlier)
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Take in a trial, with its past."""
         super().on_trial_add(tune_controller, trial)
-        for report in self._earlier(trial.config[RUN]):
-            super().on_trial_result(tune_controller, trial, dict(report))  # it was decided upon then
+        for report in self._past.of(trial):
+            super().on_trial_result(tune_controller, trial, report)  # it was decided upon then
 
 
 class RecallingMedian(MedianStoppingRule):
@@ -42,14 +58,14 @@ class RecallingMedian(MedianStoppingRule):
     def __init__(self, earlier: Reports, *, metric: str, time_attr: str, **options: Any) -> None:
         never: Any = inf  # seconds that a trial has had, before another one takes its place
         super().__init__(metric=metric, time_attr=time_attr, min_time_slice=never, **options)
-        self._earlier, self._of_validation, self._at = earlier, metric, time_attr
+        self._past, self._of_validation, self._at = _Past(earlier), metric, time_attr
         self._last: dict[str, int] = {}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Take in a trial, with its past."""
         super().on_trial_add(tune_controller, trial)
-        for report in self._earlier(trial.config[RUN]):
-            self.on_trial_complete(tune_controller, trial, dict(report))  # which takes it in and decides nothing
+        for report in self._past.of(trial):
+            self.on_trial_complete(tune_controller, trial, report)  # which takes it in and decides nothing
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Decide by a validation; by one that a lost process has reported before, to go on."""

@@ -114,8 +114,8 @@ class ArmSearch(Searcher):
         arm, metric = self._training.pop(trial_id, None), self._sweep.metric
         if arm is None:
             return
-        result = {FAILURE: ""} if error or result is None else result
-        found = None if FAILURE in result else result.get(SUMMARY, result).get(metric)
+        result = {FAILURE: ""} if error or result is None else result  # flat: Tune joins keys by a slash
+        found = None if FAILURE in result else result.get(f"{SUMMARY}/{metric}", result.get(metric))
         self._take_in(arm, float("nan") if found is None else float(found))
 
     def _take_in(self, arm: _Arm, value: float) -> None:

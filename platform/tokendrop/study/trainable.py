@@ -1,5 +1,6 @@
 """One trial in Tune's own process: its run in a thread, and how far that has come."""
 
+import os
 import threading
 import traceback
 from collections import deque
@@ -62,7 +63,15 @@ class TrialRun(tune.Trainable):
     process is lost. To stop it saves a checkpoint.
     """
 
-    def setup(self, config: dict[str, Any], trials: Mapping[str, ExperimentConfig] | Jobs) -> None:  # pyright: ignore
+    def setup(  # pyright: ignore
+        self, config: dict[str, Any], trials: Mapping[str, ExperimentConfig] | Jobs, folder: str = "."
+    ) -> None:
+        """
+        Args:
+            folder: where the command runs; relative paths of a job are from there, in this process of its own too.
+        """
+        if Path(folder).is_dir():  # else this is another machine, with a copy that Ray has made
+            os.chdir(folder)
         self._trials = trials
         self._run: str = config[RUN]
         self._ended: Future[dict[str, Any]] | None = None

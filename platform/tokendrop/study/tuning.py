@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -46,7 +47,7 @@ def train_all(jobs: Mapping[str, ExperimentConfig], ready: Mapping[str, Experime
         return
     first = next(iter(ready.values()))
     ended = [trial for trial in progress.trials.values() if _has_ended(trial, progress)]
-    scheduler = _scheduler(progress, [*_jobs_of(ended, progress), *ready.values()])
+    scheduler = _scheduler(progress, _all_jobs(ready, progress))
     for trial in ended:
         _recall(scheduler, trial)
     chosen = tune.TuneConfig(max_concurrent_trials=_most_at_once(progress.sweep, first), scheduler=scheduler)
@@ -110,10 +111,13 @@ def _scheduler(progress: Progress, jobs: Iterable[ExperimentConfig]) -> Any:
     )
 
 
-def _jobs_of(ended: Iterable[Trial], progress: Progress) -> Iterator[ExperimentConfig]:
-    """What was trained; nothing of trials whose runs are gone."""
-    for trial in ended:
-        with suppress(UserError):
+def _all_jobs(ready: Mapping[str, ExperimentConfig], progress: Progress) -> Iterator[ExperimentConfig]:
+    """The jobs of all trials, so that each start compares them from the same layer tokens on."""
+    for trial in progress.trials.values():
+        if trial.run in ready or not trial.config.waits_for_epochs:
+            yield ready.get(trial.run, trial.config)
+            continue
+        with suppress(UserError):  # its run is gone
             yield open_run_folder(progress.record.run_folder(trial.run))[0]
 
 
@@ -157,7 +161,7 @@ def _tuner(
     shutil.rmtree(folder, ignore_errors=True)
     each: Any = _NEXT_TO_NOTHING if needs_ray_train(job) else resources_of(job.scaling)
     return tune.Tuner(
-        tune.with_resources(tune.with_parameters(TrialRun, trials=jobs), each),
+        tune.with_resources(tune.with_parameters(TrialRun, trials=jobs, folder=str(Path.cwd())), each),
         param_space=space,
         tune_config=replace(
             chosen, reuse_actors=True, trial_name_creator=_trial_name, trial_dirname_creator=_trial_name

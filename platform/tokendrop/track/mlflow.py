@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,7 @@ class MlflowMirror:
     def __init__(self, folder: Path, config: ExperimentConfig) -> None:
         self.folder, self.config = folder, config
         self.state = _read_state(folder / STATE)
+        self._remembering = threading.Lock()
 
     @property
     def run_id(self) -> str | None:
@@ -176,8 +178,9 @@ class MlflowMirror:
             raise failures[0]
 
     def _remember(self, **changes: Any) -> None:
-        self.state |= changes
-        atomic_write(self.folder / STATE, json.dumps(self.state).encode())
+        with self._remembering:  # the end of a run is noted while a server is waited for
+            self.state |= changes
+            atomic_write(self.folder / STATE, json.dumps(self.state).encode())
 
 
 def _read_state(path: Path) -> dict[str, Any]:
