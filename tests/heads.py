@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import tempfile
 import time
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from checkouts import MIB, dependencies_alone, free_ports, make_folder
 
 TOKEN = secrets.token_hex(32)
+_STARTS = 3
 
 
 class Head(NamedTuple):
@@ -62,18 +64,29 @@ def ray_head(
         **{"metrics-export-port": metrics, "ray-client-server-port": client, "max-worker-port": 0},
     }
     options = {**ports, "object-store-memory": 150 * MIB, "temp-dir": folder, **options}
-    process = subprocess.Popen(
-        [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--no-monitor"]
-        + [f"--{name}={value}" for name, value in options.items()],
-        env={**environment, "RAY_USAGE_STATS_ENABLED": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    command = [python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--no-monitor"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    environment = {**environment, "RAY_USAGE_STATS_ENABLED": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+    process = _started(command, environment, folder)
     try:
         yield RayHead(process, gcs, dashboard)
     finally:
         end(process)
+
+
+def _started(command: list[Any], environment: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    """A Ray head that is up; one that misses Ray's own deadlines, on a busy machine, ends and is started anew."""
+    said = b""
+    for _ in range(_STARTS):
+        with tempfile.NamedTemporaryFile() as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            while process.poll() is None:
+                if b"Ray runtime started" in Path(log.name).read_bytes():
+                    return process
+                time.sleep(0.2)
+            said = Path(log.name).read_bytes()
+        shutil.rmtree(folder, ignore_errors=True)
+    raise AssertionError(said.decode(errors="replace")[-2000:])
 
 
 def end(process: subprocess.Popen[Any]) -> None:

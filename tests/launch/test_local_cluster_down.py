@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pytest
 from tokendrop.cli.main import main
 from tokendrop.launch import local_cluster
 from tokendrop.launch.local_cluster import find, processes
-from tokendrop.launch.local_head import MARK, ClusterSize, LocalCluster
+from tokendrop.launch.local_head import MARK, ClusterError, ClusterSize, LocalCluster
 
 
 @pytest.fixture
@@ -76,3 +77,27 @@ def test_what_does_not_end_is_named_and_a_later_down_goes_on(
     main(["cluster", "down"])
     assert not state.exists()
     assert not Path(cluster.folder).exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "starts"), [("The current node timed out during startup.", 3), ("no such option: --head", 1)]
+)
+def test_a_head_that_misses_its_own_deadlines_is_started_again(
+    said: str, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Path] = []
+
+    def failing(cluster: LocalCluster) -> subprocess.Popen[bytes]:
+        tried.append(Path(cluster.folder))
+        tried[-1].mkdir()
+        with cluster.log.open("wb") as log:
+            return subprocess.Popen([sys.executable, "-c", f"print({said!r}); raise SystemExit(1)"], stdout=log)
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(local_cluster, "start_head", failing)
+    size = ClusterSize(min_nodes=0, max_nodes=1, cpus_per_node=1, gpus_per_node=0, idle_timeout_s=10.0)
+    with pytest.raises(ClusterError, match="the local cluster did not start"):
+        local_cluster.start(size)
+    assert len(tried) == starts
+    assert not tried[-1].exists()
+    assert find() is None

@@ -36,6 +36,7 @@ from tokendrop.launch.local_nodes import ENDED, node_address
 
 _PORT, _DASHBOARD_PORT = 6399, 8265  # where these are free; `submit` tries that dashboard when it is given none
 _START_TIMEOUT_S, _STOP_TIMEOUT_S, _POLL_S = 300.0, 5.0, 0.2
+_STARTS, _MISSED = 3, "timed out during startup"  # a busy machine may miss deadlines that Ray's head has for itself
 _KILL_TIMEOUT_S = 20.0  # a killed process ends at once, but for one in a system call that can't be interrupted
 
 
@@ -50,18 +51,28 @@ def start(size: ClusterSize, *, port: int | None = None) -> LocalCluster:
         before = _read_state(folder)
         if before and processes(before):
             raise UserError(f"a local cluster is up already at {before.address}; 'tokendrop cluster down' stops it")
-        cluster = _new_cluster(size, folder, port)
-        shutil.rmtree(cluster.folder, ignore_errors=True)
-        _write_state(folder, cluster)  # before anything runs: `down` finds it, whatever becomes of this process
-        try:
-            _wait_until_ready(cluster, start_head(cluster))
-        except BaseException as error:
+        left = _STARTS
+        while True:
             try:
-                _stop(cluster, folder)
-            except ClusterError as left:
-                raise ClusterError(f"{error}\n{left}") from error
-            raise
-        return cluster
+                return _started(_new_cluster(size, folder, port), folder)
+            except ClusterError as error:
+                left -= 1
+                if _MISSED not in str(error) or error.__cause__ or not left:  # or something of it is left
+                    raise
+
+
+def _started(cluster: LocalCluster, folder: Path) -> LocalCluster:
+    shutil.rmtree(cluster.folder, ignore_errors=True)
+    _write_state(folder, cluster)  # before anything runs: `down` finds it, whatever becomes of this process
+    try:
+        _wait_until_ready(cluster, start_head(cluster))
+    except BaseException as error:
+        try:
+            _stop(cluster, folder)
+        except ClusterError as left:
+            raise ClusterError(f"{error}\n{left}") from error
+        raise
+    return cluster
 
 
 def find() -> LocalCluster | None:
