@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from tokendrop.data.shards.files import map_shard
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch import trainer
-from tokendrop.launch.trainer import run_training
+from tokendrop.launch.train_loop import fit_in_this_process
+from tokendrop.launch.trainer import Fit, run_training
 from tokendrop.track.audit import audit
-from tokendrop.track.journal import read_ledger, uncommitted_parts
+from tokendrop.track.journal import MetricsTail, read_ledger, uncommitted_parts
+from tokendrop.track.mlflow import MlflowMirror, Status
 from tokendrop.track.run_folder import open_run_folder, read_attempts
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, read_meta
 from tokendrop.train.trace_summary import read_summary
@@ -173,6 +176,32 @@ def test_a_second_driver_is_kept_from_the_run_of_the_first(job: Path, monkeypatc
     with exclusive_lock(run), pytest.raises(UserError, match=f"^{run}: another process is at work on it; want "):
         trained(job, "run=twice")
     assert [path.name for path in run.iterdir()] == [LOCK]
+
+
+@pytest.mark.parametrize(
+    ("fit", "patience_s", "is_first"), [(None, 120.0, True), (fit_in_this_process, 3.0, False)], ids=["Ray", "here"]
+)
+def test_workers_start_while_mlflow_is_told_of_the_run_unless_they_are_this_process(
+    job: Path, monkeypatch: pytest.MonkeyPatch, fit: Fit | None, patience_s: float, is_first: bool
+) -> None:
+    sync, seen = MlflowMirror.sync, list[bool]()
+
+    def late(mirror: MlflowMirror, status: Status | None = None) -> None:
+        deadline = time.monotonic() + patience_s
+        while not seen and not steps_in(mirror.folder) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        seen.append(steps_in(mirror.folder))
+        sync(mirror, status)
+
+    monkeypatch.setattr(MlflowMirror, "sync", late)
+    uri = f"track.uri=sqlite:///{job.parent}/mlflow.db"
+    result = run_training(config_of(job, "scaling.workers=1", "train.length=4 steps", uri), fit=fit)
+    assert seen[0] == is_first
+    assert result["mlflow_run_id"] is not None
+
+
+def steps_in(run: Path) -> bool:
+    return any("step" in line for line in MetricsTail(run).read())
 
 
 def forget_after(run: Path, step: int) -> None:

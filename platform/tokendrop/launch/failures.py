@@ -1,4 +1,4 @@
-"""What becomes of failures of workers; Ray Train's controller imports it."""
+"""What a lost or failing worker means for its run; Ray Train's controller imports this, and nothing of the driver."""
 
 from collections.abc import Mapping
 from pathlib import Path

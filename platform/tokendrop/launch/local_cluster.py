@@ -33,10 +33,11 @@ from tokendrop.launch.local_head import (
     start_head,
 )
 from tokendrop.launch.local_nodes import ENDED, node_address
+from tokendrop.output import log
 
 _PORT, _DASHBOARD_PORT = 6399, 8265  # where these are free; `submit` tries that dashboard when it is given none
 _START_TIMEOUT_S, _STOP_TIMEOUT_S, _POLL_S = 300.0, 5.0, 0.2
-_STARTS, _MISSED = 3, "timed out during startup"  # a busy machine may miss deadlines that Ray's head has for itself
+_STARTS, _MISSED = 3, "timed out during startup"  # what Ray's head says where it misses a deadline of its own
 _KILL_TIMEOUT_S = 20.0  # a killed process ends at once, but for one in a system call that can't be interrupted
 
 
@@ -59,6 +60,7 @@ def start(size: ClusterSize, *, port: int | None = None) -> LocalCluster:
                 left -= 1
                 if _MISSED not in str(error) or error.__cause__ or not left:  # or something of it is left
                     raise
+                log("cluster  Ray's head missed a deadline of its own, as on a busy machine; it is started again")
 
 
 def _started(cluster: LocalCluster, folder: Path) -> LocalCluster:

@@ -1,7 +1,6 @@
-"""What trains in a process: a worker of Ray Train, or this one alone.
+"""Training in a process: as a worker of Ray Train, or in this process alone.
 
-What trains takes seconds to import. The driver imports this module and does without, so that is imported where training
-starts.
+The driver imports this module too. What it does without, and takes seconds, is imported where training starts.
 """
 
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ def train_loop(settings: dict[str, Any]) -> None:
 
 
 def fit_in_this_process(spec: WorkerSpec, control: RunControl) -> None:
-    """Train a run of one worker without Ray Train around it; it must not `need_ray_train`.
+    """Train a run of one worker without Ray Train around it; not of one that `needs_ray_train`.
 
     Raises:
         UserError: something is wrong with the job that shows as it trains.

@@ -189,11 +189,8 @@ class DeviceProfile:
         slowdown = self.slowdown(batch.world_size)
         micro_s = slowdown * batch.micro_batch * flops * share.work / speed
         forward_s, backward_s = (1 - _BACKWARD) * micro_s, _BACKWARD * micro_s
-        sent, workers, rings = (
-            traffic(shape, sharding, share),
-            batch.world_size,
-            share.size if share.shares_model else 1,
-        )
+        sent, workers = traffic(shape, sharding, share), batch.world_size
+        rings = share.size if share.shares_model else 1
         backward_waits_s = self._waited_s(sent.backward, workers, rings, backward_s)
         each_s = self._waited_s(sent.forward, workers, rings, forward_s) + backward_waits_s
         each_s += self.exchange_s(share.passes.of_sequences(batch.micro_batch), share.size)

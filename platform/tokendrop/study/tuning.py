@@ -19,6 +19,7 @@ from tokendrop.launch.trainer import needs_ray_train
 from tokendrop.study.early_stopping import scheduler_for
 from tokendrop.study.progress import Progress
 from tokendrop.study.reports import RUN, reports_of
+from tokendrop.study.schedulers import EndedTrial
 from tokendrop.study.sweep import SweepConfig
 from tokendrop.study.trainable import Jobs, TrialRun
 from tokendrop.study.trials import Trial, TrialMaker
@@ -129,8 +130,6 @@ def _has_ended(trial: Trial, progress: Progress) -> bool:
 def _recall(scheduler: Any, trial: Trial) -> None:
     """Let a sweep's scheduler, where it has one, compare with a trial that Tune is not told of."""
     if scheduler is not None:
-        from tokendrop.study.schedulers import EndedTrial
-
         scheduler.on_trial_add(None, EndedTrial(trial.run))
 
 
