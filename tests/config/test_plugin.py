@@ -157,6 +157,9 @@ def test_a_class_of_a_file_is_that_of_this_process_where_the_file_is_the_same(
     changed = named_class(name, "drop.method", DropMethod)
     assert changed is not method  # nothing of what was refused is left
     assert content_of(name) != content
+    with pytest.raises(UserError, match=r"^drop\.method: mine\.py has changed since it was read"):
+        loaded_here(elsewhere, "drop.method", name, content)  # the file is as it was loaded here, not as it was there
+    assert named_class(name, "drop.method", DropMethod) is not method
     file.write_text(EXAMPLE.with_suffix(".py").read_text())
     with pytest.raises(UserError, match=r"^drop\.method: mine\.py has changed since it was read"):
         loaded_here(elsewhere, "drop.method", name, content)  # it would be the changed class

@@ -18,7 +18,7 @@ from tokendrop.data.read.row_reader import Rows, sample_order
 from tokendrop.data.shards.files import map_shard
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
-from tokendrop.launch import trainer
+from tokendrop.launch import trainer, watch
 from tokendrop.launch.train_loop import fit_in_this_process
 from tokendrop.launch.trainer import Fit, run_training
 from tokendrop.track.audit import audit
@@ -193,6 +193,7 @@ def test_workers_start_while_mlflow_is_told_of_the_run_unless_they_are_this_proc
         seen.append(steps_in(mirror.folder))
         sync(mirror, status)
 
+    monkeypatch.setattr(watch, "_FIRST_S", 2 * patience_s)
     monkeypatch.setattr(MlflowMirror, "sync", late)
     uri = f"track.uri=sqlite:///{job.parent}/mlflow.db"
     result = run_training(config_of(job, "scaling.workers=1", "train.length=4 steps", uri), fit=fit)
