@@ -27,7 +27,7 @@ def theirs(**changes: Any) -> dict[str, Any]:
         "gradient_clipping": 1.0,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 2, "overlap_comm": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-9, "weight_decay": 0.2}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 2e-3, "betas": [0.9, 0.95], "eps": 1e-9, "weight_decay": 0.2}},
         "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": 150}},
         "data_efficiency": {
             "enabled": True,

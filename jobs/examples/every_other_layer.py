@@ -20,6 +20,8 @@ class RecentFirst:
         recent = min(self.recent, *kept_lengths)
         always_S = torch.arange(draw.sequence_length) >= draw.sequence_length - recent
         always_BS = always_S.expand(len(draw.sample_ids_B), draw.sequence_length)
+        if draw.always_BS is not None:
+            always_BS = always_BS | draw.always_BS
         return Uniform().select(replace(draw, always_BS=always_BS), layers, kept_lengths)
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from masking import by_masking, is_kept
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
@@ -73,6 +74,7 @@ def test_in_training_it_is_a_dense_model_with_masks_and_weights(
     some = dict(zip(ROUTED, kept, strict=True))
     draw(dropping, some)
     ids_BS, labels_BS = token_rows(seed=seed)
+    assume(bool((ids_BS[:, 0] != ids_BS[:, 1]).all()))  # else rotary positions give both one score, but for rounding
     loss, added = model(ids_BS, labels_BS), dropping.added_loss()
     found = gradients(model, loss + added)
 
@@ -105,6 +107,26 @@ def test_what_is_not_chosen_leaves_a_layer_as_it_came() -> None:
         runs_BS = is_kept(logits_BS.topk(5, dim=1).indices, TOKENS) if training else logits_BS > 0
         assert torch.equal(same_BS, ~runs_BS)
         assert 0 < int(runs_BS.sum()) < runs_BS.numel()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_a_layer_gives_the_same_gradients_or_is_refused(reentrant: bool) -> None:
+    def run(model: Gpt, *, recompute: bool) -> Tensor:
+        x_BSD = model.tokens(token_rows()[0]) + model.positions.weight[:TOKENS]
+        for block in model.blocks:
+            x_BSD = checkpoint(block, x_BSD, use_reentrant=reentrant) if recompute else block(x_BSD)
+        return model.norm(x_BSD).square().mean()
+
+    (plain, dropping), (wrapped, of_wrapped) = routed(positions="learned"), routed(positions="learned")
+    for one in (dropping, of_wrapped):
+        draw(one, 5)
+    expected = gradients(plain, run(plain, recompute=False) + dropping.added_loss())
+    loss = run(wrapped, recompute=True)
+    if reentrant:
+        with pytest.raises(ValueError, match="use_reentrant=False"):
+            of_wrapped.added_loss()
+    else:
+        assert_same(gradients(wrapped, loss + of_wrapped.added_loss()), expected, tolerance=EXACT)
 
 
 def test_of_equal_scores_the_first_tokens_are_chosen() -> None:

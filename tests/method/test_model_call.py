@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from other_models import BATCH, HUGGING_FACE, LENGTH, MODELS, inputs, layers, real_tokens
 from tiny import TOKENS, gpt, token_rows
 from tokendrop.method import Dropping, Route, attach
+from tokendrop.method.model_call import check_inputs
 
 IDS = torch.arange(BATCH)
 CACHED = [name for name in HUGGING_FACE if MODELS[name].causal]
@@ -101,6 +103,34 @@ def test_rows_that_begin_alike_are_told_apart() -> None:
     model(rows[0], rows[0])
     with pytest.warns(UserWarning, match="the inputs are others"):
         model(rows[1], rows[1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "packed", "said"),
+    [
+        ({}, {"cu_seq_lens_q": torch.tensor([0, 3, 8])}, "cu_seq_lens: bounds of packed documents"),
+        ({"_attn_implementation": "flash_attention_2", "sliding_window": 4}, {}, "a sliding window in kept tokens"),
+        (
+            {"_attn_implementation": "flash_attention_2"},
+            {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])},
+            "position_ids that begin again",
+        ),
+    ],
+)
+def test_what_flash_attention_tells_by_the_order_of_tokens_is_refused(
+    keys: dict[str, object], packed: dict[str, Tensor], said: str
+) -> None:
+    model = nn.Linear(1, 1)
+    model.config = SimpleNamespace(**keys)
+    ids = {"input_ids": torch.zeros(1, 8, dtype=torch.int64)}
+    with pytest.raises(ValueError, match=said):
+        check_inputs(model, ids | packed)
+    check_inputs(model, ids) if "sliding_window" not in keys else None
+    if "position_ids" in packed:
+        model.config = SimpleNamespace(_attn_implementation="sdpa")
+        check_inputs(model, ids | packed)  # a mask tells documents apart
+        model.config = SimpleNamespace(_attn_implementation="flash_attention_2")
+        check_inputs(model, ids | {"position_ids": torch.arange(8)[None]})
 
 
 def test_a_model_whose_weights_are_frozen_can_be_run() -> None:

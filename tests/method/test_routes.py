@@ -3,6 +3,8 @@
 import copy
 import io
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -14,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from masking import is_kept, loss_by_masking
 from tiny import BATCH, TOKENS, assert_same, gpt, gradients, token_rows
-from tokendrop.method import Dropping, HighestScore, Route, Uniform, attach, detach, dropping_of
+from tokendrop.method import DrawContext, Dropping, HighestScore, Route, Uniform, attach, detach, dropping_of
 
 EXACT = 1e-12  # float64; the order of additions may differ
 IDS = torch.arange(BATCH) + 70
@@ -149,6 +151,42 @@ def test_the_highest_scores_stay_and_equal_ones_are_drawn_by_their_hashes(scores
     draw(uniform, kept)
     draw(dropping, kept, scores=torch.zeros(BATCH, TOKENS))
     assert torch.equal(dropping.kept(1), uniform.kept(1))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A selector of the user's own, that gives what it is made with."""
+
+    positions_BK: Tensor
+
+    def select(self, draw: DrawContext, layers: Sequence[int], kept: Sequence[int]) -> list[Tensor]:
+        return [self.positions_BK for _ in layers]
+
+
+FIRST_4 = torch.arange(4).expand(BATCH, 4)
+
+
+@pytest.mark.parametrize(
+    ("positions_BK", "said"),
+    [
+        (FIRST_4.flip(1), "want ascending"),
+        (FIRST_4 + 1, "left out tokens that always stay"),
+        (FIRST_4 + TOKENS - 3, "in 0.."),
+        (FIRST_4 - 1, "in 0.."),
+        (torch.tensor([0, 1, 1, 2]).expand(BATCH, 4), "each once"),
+        (FIRST_4[:, :3], r"want torch\.int64 \(3, 4\)"),
+        (FIRST_4[:1], r"want torch\.int64 \(3, 4\)"),
+        (FIRST_4.int(), r"positions of torch\.int32 \(3, 4\)"),
+    ],
+    ids=["descending", "no always", "beyond", "below", "twice", "too few", "one sequence", "int32"],
+)
+def test_what_a_selector_must_not_choose_is_refused(positions_BK: Tensor, said: str) -> None:
+    dropping = attach(gpt(), seed=1, routes=[Route(first=1, last=2, select=Chosen(FIRST_4))])
+    draw(dropping, 4, always=[0])
+    assert torch.equal(dropping.kept(1), FIRST_4)
+    dropping = attach(gpt(), seed=1, routes=[Route(first=1, last=2, select=Chosen(positions_BK))])
+    with pytest.raises(ValueError, match=said.replace("want ascending", "other positions than ascending ones")):
+        draw(dropping, 4, always=[0])
 
 
 def test_scores_that_are_missing_are_asked_for() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tokendrop.method import DroppedLayer
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
+ParallelismConfig = pytest.importorskip("accelerate").ParallelismConfig
 
 from tokendrop.method.hugging_face import RandomLtdCallback  # noqa: E402 - wants transformers
 
@@ -128,6 +128,39 @@ def test_tokens_of_some_ids_are_never_dropped(tmp_path: Path) -> None:
     callback = RandomLtdCallback(**SETTINGS, always_ids=always)
     train("bert", tmp_path, callback, Watch(), max_steps=3)
     assert seen
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("_n_gpu", "replicas on 2 GPUs in threads"), ("tp_size", "2 tensor-parallel"), ("cp_size", "2 context-parallel")],
+)
+def test_processes_and_threads_that_share_samples_are_refused(where: str, said: str, tmp_path: Path) -> None:
+    arguments, model = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[]), gpt2()
+    if where == "tp_size":
+        model._tp_size = 2  # as loading with a plan of tensor parallelism leaves it
+    elif where == "cp_size":
+        arguments.parallelism_config = ParallelismConfig(cp_size=2)
+    else:
+        arguments._n_gpu = 2  # what it finds where two are visible
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+    with pytest.raises(ValueError, match=said):
+        RandomLtdCallback(**SETTINGS).on_train_begin(arguments, state, control, model=model)
+    assert not any(isinstance(module, DroppedLayer) for module in model.modules())
+
+
+def test_what_can_not_go_with_drops_is_refused_in_the_first_pass(tmp_path: Path) -> None:
+    class Cached(Samples):
+        def __getitem__(self, number: int) -> dict[str, Tensor]:
+            return super().__getitem__(number) | {"use_cache": torch.tensor(True)}
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=1, report_to=[], use_cpu=True
+    )
+    callback = RandomLtdCallback(**SETTINGS)
+    trainer = transformers.Trainer(model=gpt2(), args=arguments, train_dataset=Cached(), callbacks=[callback])
+    with pytest.raises(ValueError, match="use_cache=True: keys and values"):
+        trainer.train()
+    assert callback.layer_tokens > 0  # drawn for, and not run
 
 
 def test_batches_without_ids_are_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch._dynamo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tiny import TOKENS, assert_same, gpt, gradients, token_rows
 from tokendrop.method import Dropping, Route, Uniform, WholeSequences, attach
@@ -68,6 +69,22 @@ def test_layers_are_dense_ones_whose_additions_to_dropped_sequences_are_masked(
     loss, expected = dropped(*rows), dense_loss(plain, dropping, rows, scale)
     torch.testing.assert_close(loss, expected, rtol=EXACT, atol=EXACT)
     assert_same(gradients(dropped, loss), gradients(plain, expected), tolerance=EXACT)
+
+
+def test_a_layer_that_is_computed_again_on_other_sequences_is_told() -> None:
+    model = gpt(layers=LAYERS)
+    dropping = attach(model, seed=1, routes=routes(1))
+
+    def run(step: int) -> Tensor:
+        draw(dropping, 2, step=step)
+        x_BSD = torch.randn(BATCH, TOKENS, 16, dtype=torch.float64, requires_grad=True)
+        return checkpoint(model.blocks[1], x_BSD, use_reentrant=False).square().mean()
+
+    run(3).backward()
+    first = run(3)
+    assert not torch.equal(dropping.kept(1).rows_R, (run(4), dropping.kept(1).rows_R)[1])
+    with pytest.raises(ValueError, match=r"computed it again on other tokens"):
+        first.backward()
 
 
 @given(kept=st.integers(0, BATCH - 1), step=st.integers(0, 10**6))

@@ -41,6 +41,14 @@ def test_an_axis_with_a_condition_is_only_where_it_holds(tmp_path):
     assert [one.config.drop.method for one in trials] == ["none", "random_ltd", "random_ltd"]
 
 
+def test_multiples_are_those_that_are_written(tmp_path):
+    axis = {"kind": "uniform", "low": 0.1, "high": 0.3, "multiple_of": 0.1}
+    found = {
+        one.config.model.dropout for one in trials_of(write_sweep(tmp_path, axes={"model.dropout": axis}, samples=20))
+    }
+    assert found == {0.1, 0.2, 0.3}
+
+
 RATE = {"kind": "log_uniform", "low": 1e-4, "high": 1e-2}
 
 
@@ -181,6 +189,18 @@ MISTAKES = {
     "no axes": ({"axes": {}}, "axes: want at least one key with its values, or several seeds"),
     "a wrong value": ({"axes": {"model.layers": [2, "many"]}}, "trial (layers many): "),
     "one run twice": ({"axes": {"train.peak_lr": [1e-3, 0.001]}}, "axes: two trials are the same run: "),
+    "an axis that no trial has": (
+        {"axes": {"train.peak_lr": {"kind": "grid", "values": [1], "when": {"drop.metod": "none"}}}, "seeds": 2},
+        "axes.train.peak_lr: no trial has it; want a 'when' that",
+    ),
+    "one arm against itself": (
+        {
+            "seeds": 2,
+            "claim": {"arm": {"train.peak_lr": 1e-3}, "against": {"train.peak_lr": 0.001}},
+            "axes": {"train.peak_lr": [1e-3, 2e-3]},
+        },
+        "claim: arm and against are the same arm; want two",
+    ),
     "an axis of where": ({"axes": {"scaling.workers": [1, 2]}}, "'scaling.workers' says where a trial runs"),
     "seeds as an axis": ({"axes": {"seed": [1, 2]}}, "the seeds of runs are no axis; want seeds: [1, 2, 3]"),
     "a seed twice": ({"seeds": [1, 1]}, "seeds: want each seed once"),

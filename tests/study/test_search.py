@@ -99,6 +99,37 @@ def test_a_search_that_was_ended_goes_on_with_the_arms_that_it_had(tmp_path, tra
     assert second.told()[: trained // 3] == first.told()[: trained // 3]
 
 
+@pytest.mark.parametrize("again", [0, 1, 5])
+def test_a_search_that_was_ended_twice_has_forgotten_no_arm(tmp_path, again):
+    first = Sweep(tmp_path)
+    first.train(by_rate)
+    second = Sweep(tmp_path, remembered=first.chosen)  # none of whose trials it is told to have ended
+    second.train(by_rate, most=again)
+    assert (second.chosen or first.chosen) == first.chosen
+    third = Sweep(tmp_path, remembered=second.chosen or first.chosen)
+    assert {one.run for one in third.train(by_rate)} == {one.run for one in first.trained}
+
+
+def test_what_was_chosen_stays_what_it_was_where_axes_have_other_values_before_it(tmp_path):
+    layers = {"model.layers": [2, 3], "train.peak_lr": [1e-3, 1e-2]}
+    first = Sweep(tmp_path, axes=layers, searcher={"arms": 4})
+    before = {one.run for one in first.train(by_rate)}
+    more = Sweep(tmp_path, axes={**layers, "model.layers": [1, 2, 3]}, searcher={"arms": 4}, remembered=first.chosen)
+    assert {one.run for one in more.train(by_rate)} == before
+    fewer = Sweep(tmp_path, axes={**layers, "model.layers": [3]}, searcher={"arms": 4}, remembered=first.chosen)
+    assert {one.config.model.layers for one in fewer.train(by_rate)} == {3}
+
+
+def test_values_that_do_not_go_together_are_no_arm_and_end_no_search(tmp_path, capsys):
+    axes = {"model.width": [32, 48], "model.heads": [2, 3]}
+    sweep = Sweep(tmp_path, axes=axes, searcher={"arms": 4})
+    trials = sweep.train(by_rate)
+    assert sorted((one.config.model.width, one.config.model.heads) for one in trials) == [(32, 2), (48, 2), (48, 3)]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("failed")]
+    assert len(said) == 1
+    assert "trial (width 32, heads 3)" in said[0]
+
+
 def test_an_arm_with_a_failed_seed_has_failed_and_one_that_was_ended_early_has_what_it_came_to(tmp_path):
     ends = iter([{FAILURE: "out of memory"}, {SUMMARY: {"val_loss": 1.0}}, {"val_loss": 3.0}, {"val_loss": 5.0}, None])
     sweep = Sweep(tmp_path, seeds=2)

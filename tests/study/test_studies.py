@@ -13,6 +13,7 @@ from tokendrop.cli.main import main
 from tokendrop.study.claim import Claim
 from tokendrop.study.evidence import Evidence, markdown, mean_slope, read_evidence, size_text, write_evidence
 from tokendrop.study.studies import SCALES, Study, load_studies, load_study, sweep_of
+from tokendrop.study.trials import expand
 from tokendrop.study.verdict import judged
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,16 @@ def test_a_shipped_study_has_a_sweep_with_a_claim_at_each_of_its_scales(name: st
     sweeps = {scale: sweep_of(study, path, scale)[0] for scale in scales}
     assert all(sweep.claim is not None for sweep in sweeps.values())
     assert "small" not in sweeps or sweeps["small"].seeds == 5
-    assert sweep_of(study, path, scales[0], smoke=True)[0].seeds == 2
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.yaml")))
+def test_a_shipped_study_can_be_tried_in_a_few_steps_at_each_of_its_scales(name: str) -> None:
+    study, path = load_study(name, STUDIES)
+    for scale in (scale for scale in SCALES if study.file_at(scale)):
+        sweep, file = sweep_of(study, path, scale, smoke=True)
+        trials = expand(sweep, file)
+        assert {str(trial.config.train.length) for trial in trials} == {"50 steps"} or sweep.budget
+        assert len({trial.config.seed for trial in trials}) == 2
 
 
 def test_every_table_and_figure_with_results_has_a_study() -> None:

@@ -1,5 +1,6 @@
 """Mixture of depths in the loop: a router that every strategy trains alike, and that checkpoints hold."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ import torch
 from attempts import lone_worker
 from groups import together, train_until
 from sharing import HAS_DEEPSPEED
-from tiny import TOKENS, assert_same, experiment
+from tiny import TOKENS, assert_same, experiment, gpt
+from tokendrop.config.drop import MixtureOfDepths
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.task import CausalLm
+from tokendrop.errors import UserError
+from tokendrop.method import Uniform
 from tokendrop.track.journal import read_steps
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.checkpoint_index import CHECKPOINTS, step_name
-from tokendrop.train.dropping import with_added_loss
+from tokendrop.train.dropping import attach_method, with_added_loss
 from tokendrop.train.engines.deepspeed import DeepSpeedEngine
 from tokendrop.train.initial import CheckpointWeights
 from tokendrop.train.loop import accumulate
@@ -28,6 +32,17 @@ CPU = torch.device("cpu")
 DROP = {"method": "mixture_of_depths", "router_loss": 0.5, "schedule": {"kind": "constant", "kept": 5}}
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_a_method_that_is_wrong_about_its_router_is_told(says: bool) -> None:
+    """Runs are planned, loaded and exported by what the method says of itself."""
+    config, model = job(), gpt()
+    router = config.drop.selector_of(width=16, layers=4, seed=1)
+    made = {"learns": says, "selector_of": lambda self, **_: Uniform() if says else router}
+    drop = type("Wrong", (MixtureOfDepths,), made)(**{**DROP, "schedule": config.drop.schedule})
+    with pytest.raises(UserError, match=rf"^drop\.method: .* learned router; want `learns = {not says}` in its class$"):
+        attach_method(replace(config, drop=drop), model, model.blocks)
 
 
 def job(strategy: str = "ddp", precision: str = "fp64", **changes: Any) -> ExperimentConfig:

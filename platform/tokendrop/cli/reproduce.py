@@ -1,6 +1,7 @@
 """`tokendrop reproduce`: the paper's tables and figures as studies, each with a claim, and what they came to."""
 
 import argparse
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING
 from tokendrop.cli.arguments import path
 from tokendrop.cli.command import Command, Group, Outcome
 from tokendrop.cli.sweep import ended, planned, require_libraries, trained
+from tokendrop.output import log
+from tokendrop.secrets import redact
 
 if TYPE_CHECKING:
     from tokendrop.study.evidence import Evidence
@@ -26,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], help="key=value overrides of the base job")
     scale = "small, for two cores (default), or full, the paper's own settings"
     parser.add_argument("--scale", choices=["small", "full"], default="small", help=scale)
-    parser.add_argument("--smoke", action="store_true", help="20 steps of two seeds, to see that it works")
+    parser.add_argument("--smoke", action="store_true", help="50 steps of two seeds, to see that it works")
     parser.add_argument("--dry-run", action="store_true", help="print the trials and what they cost; start nothing")
     parser.add_argument("--retry-failed", action="store_true", help="try those again that failed in an earlier start")
     parser.add_argument("--record", action="store_true", help="keep the verdict beside the study file as well")
@@ -62,16 +65,20 @@ def run(options: argparse.Namespace) -> Outcome:
 
 def _kept(options: argparse.Namespace, progress: "Progress") -> "Evidence | None":
     """The evidence, written down in the sweep's folder, and with --record beside the study file."""
-    from tokendrop.study.evidence import ROWS, VERDICTS, evidence_of, write_evidence, write_rows
+    from tokendrop.study.evidence import ROWS, VERDICTS, evidence_of, is_whole, write_evidence, write_rows
 
-    words = ["tokendrop reproduce", options.name, f"--scale {options.scale}", *(["--smoke"] if options.smoke else [])]
-    found = evidence_of(options.name, options.scale, " ".join([*words, *options.overrides]), progress)
+    words = ["tokendrop", "reproduce", options.name, "--scale", options.scale, *(["--smoke"] if options.smoke else [])]
+    command = redact(shlex.join([*words, *options.overrides]))
+    found = evidence_of(options.name, options.scale, command, progress)
     write_rows(progress.record.folder / ROWS, progress)
     if found is not None:
         name = f"{options.name}.{options.scale}.json"
         write_evidence(progress.record.folder / name, found)
-        if options.record and not options.smoke:
+        if options.record and not options.smoke and is_whole(progress):
             write_evidence(options.studies / VERDICTS / name, found)
+        elif options.record:
+            what = "this was a smoke run" if options.smoke else "not all of its seeds have ended well"
+            log(f"record   not kept beside the study: {what}")
     return found
 
 

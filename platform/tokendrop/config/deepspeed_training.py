@@ -116,7 +116,7 @@ def scheduler_of(given: DeepSpeedConfig, peak_lr: float) -> tuple[Tree, int, int
         return constant, 0, None
     _ = given.branch(params)
     warmup, total = given.whole(f"{params}.warmup_num_steps"), given.whole(f"{params}.total_num_steps")
-    peak = (given.number(f"{params}.warmup_max_lr") if kind != "WarmupCosineLR" else None) or peak_lr
+    peak = _peak_of(given, kind, params) or peak_lr
     warmup = max(2, 1000 if warmup is None else warmup)
     if (given.text(f"{params}.warmup_type") or "log") != "linear":
         given.note(f"{params}.warmup_type", "rises by the logarithm of the step there, by a line here")
@@ -131,6 +131,17 @@ def scheduler_of(given: DeepSpeedConfig, peak_lr: float) -> tuple[Tree, int, int
         ratio = given.number(f"{params}.cos_min_ratio")
         rate["final_lr"] = peak * (1e-4 if ratio is None else min(1.0, ratio))
     return rate, warmup, total
+
+
+def _peak_of(given: DeepSpeedConfig, kind: str, params: str) -> float | None:
+    """The rate that a scheduler rises to; None where that is the optimizer's."""
+    key = f"{params}.warmup_max_lr"
+    if kind == "WarmupCosineLR":
+        return None
+    if kind == "WarmupDecayLR" and "warmup_max_lr" not in (given.branch(params) or {}):
+        given.note(key, "not in the config; WarmupDecayLR of DeepSpeed then rises to 0.001, not to the optimizer's lr")
+        return 1e-3
+    return given.number(key)
 
 
 def precision_of(given: DeepSpeedConfig) -> str:

@@ -160,7 +160,8 @@ class TextClassification(_BuiltInTask):
     texts: tuple[str, ...]
     """The columns of a text, or of two."""
     choices: tuple[str, ...] = ()
-    """The columns of the answers to choose from, or one that has a list of them; each is put behind the texts."""
+    """The columns of the answers to choose from, or one that has a list of them; each is put behind the texts. Plans
+    count a sample as one sequence, whatever it has to choose from."""
     label: str = "label"
     """The column of the label."""
     labels: tuple[str, ...] = ()

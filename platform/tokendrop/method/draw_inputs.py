@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokendrop.method.draw import DrawContext
+
 # Dimensions: B micro batch, S sequence.
 
 
@@ -75,6 +77,37 @@ def tokens_that_stay(always: Any, batch: int, length: int) -> Tensor | None:
 
 def _tensor(numbers: Any) -> Tensor:
     return torch.as_tensor(numbers if hasattr(numbers, "__array__") else list(numbers))
+
+
+def check_chosen(chosen: Sequence[Any], kept: Sequence[int], draw: DrawContext, *, values: bool) -> None:
+    """Check what a selector chose for routes with these kept lengths.
+
+    Args:
+        values: whether the positions themselves are looked at, for which the device is waited for: of a selector of
+            the user's own.
+    Raises:
+        ValueError: it is no int64 (B, K), not ascending, outside of the sequence, or without tokens that always stay.
+    """
+    for positions, some in zip(chosen, kept, strict=True):
+        if isinstance(positions, Tensor):
+            _check_positions(positions, (len(draw.sample_ids_B), some), draw, values=values)
+
+
+def _check_positions(chosen_BK: Tensor, shape: tuple[int, int], draw: DrawContext, *, values: bool) -> None:
+    if chosen_BK.shape != shape or chosen_BK.dtype != torch.int64:
+        got = f"{chosen_BK.dtype} {tuple(chosen_BK.shape)}"
+        raise ValueError(f"a selector chose positions of {got}; want torch.int64 {shape}, of the kept length")
+    if not values:
+        return
+    chosen_BK = chosen_BK.cpu()
+    is_inside = bool((chosen_BK[:, 0] >= 0).all()) and bool((chosen_BK[:, -1] < draw.sequence_length).all())
+    if not is_inside or not bool((chosen_BK.diff(dim=1) > 0).all()):
+        raise ValueError(
+            f"a selector chose other positions than ascending ones in 0..{draw.sequence_length - 1}, each once"
+        )
+    always_BS = draw.always_BS
+    if always_BS is not None and not bool(always_BS.gather(1, chosen_BK).sum(1).eq(always_BS.sum(1)).all()):
+        raise ValueError("a selector left out tokens that always stay; want those of draw.always_BS among the chosen")
 
 
 def leading(always_BS: Tensor | None) -> int:

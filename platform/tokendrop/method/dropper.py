@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from tokendrop.method.draw import DrawContext
-from tokendrop.method.draw_inputs import checked_ids, integer, leading, lengths_by_route, tokens_that_stay
+from tokendrop.method.draw_inputs import check_chosen, checked_ids, integer, leading, lengths_by_route, tokens_that_stay
 from tokendrop.method.learned_router import HighestScored, LearnedRouter
 from tokendrop.method.model_call import DrawUse, check_inputs, inputs_by_name, positional_names
-from tokendrop.method.route import Route, RunsLayer
+from tokendrop.method.route import HighestScore, Route, RunsLayer, Uniform
 from tokendrop.method.side_inputs import (
     KNOWN_SIDE_INPUTS,
     TokenDims,
@@ -113,6 +113,7 @@ class Dropping:
             shorter = [(r, lengths[r.first]) for r in routes if weighs or lengths[r.first] != everything]
             firsts, kepts = [route.first for route, _ in shorter], [kept for _, kept in shorter]
             drawn = selector.select(context, firsts, kepts) if shorter else []
+            check_chosen(drawn, kepts, context, values=not isinstance(selector, Uniform | HighestScore))
             kept |= dict(zip(firsts, drawn, strict=True))
         self._kept, self._rest, self._drops, self._is_drawn = kept, {}, bool(kept), True
         self._sequence_length, self._leading = length, leading(context.always_BS)
@@ -130,8 +131,17 @@ class Dropping:
         return selector.in_evaluation(layer) if isinstance(selector, LearnedRouter) else None
 
     def added_loss(self) -> Tensor:
-        """What a learned router wants added to the loss of the last forward pass, a scalar; 0 where nothing is."""
+        """What a learned router wants added to the loss of the last forward pass, a scalar; 0 where nothing is.
+
+        Raises:
+            ValueError: a reentrant checkpoint around a layer hides its gradients.
+        """
         routed = [kept for kept in self._kept.values() if isinstance(kept, HighestScored)]
+        if torch.is_grad_enabled() and any(kept.has_lost_gradients for kept in routed):
+            raise ValueError(
+                "a reentrant checkpoint around a layer would lose its router's gradients; want"
+                " checkpoint(..., use_reentrant=False)"
+            )
         losses = [kept.loss for kept in routed if kept.loss is not None]
         return torch.stack(losses).sum() if losses else torch.zeros(())
 

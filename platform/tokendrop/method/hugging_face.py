@@ -20,7 +20,8 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
 
     The kept length grows by `increment` tokens every so many optimizer steps, up to the length of the sequences.
     Draws are keyed by (seed, optimizer step, place in the global batch, layer): a run that is resumed makes the same.
-    Each line of the Trainer's log history has `layer_tokens`, of all processes, and `kept_length`.
+    Each line of the Trainer's log history has `layer_tokens`, of all processes where their sequences are as long as
+    those of this one, and `kept_length`.
 
     Source: Yao et al. 2022, arXiv:2211.11586, sections 3.1 and 3.2.
     """
@@ -58,7 +59,7 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
         self.start, self.increment, self.every = start, increment, every
         self.seed, self.full_length_layers, self.always_ids = seed, tuple(full_length_layers), list(always_ids)
         self.layer_tokens = 0
-        """Consumed since the run began, by all processes."""
+        """Consumed since the run began: by this process, times the number of processes."""
         self._step = self._batch = self._kept = 0
         self._hook: Any = None
 
@@ -69,6 +70,7 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **_: Any
     ) -> None:
+        _check_parallel(args, model)
         if self._hook:  # of a run that failed
             self.on_train_end(args, state, control, model=model)
         callbacks: Any = state.stateful_callbacks  # what a checkpoint kept, by name
@@ -78,7 +80,7 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
         self._dropping = attach(model, seed=self.seed, full_length_layers=self.full_length_layers, blocks=self._layers)
         self._batches, self._batch_size = args.gradient_accumulation_steps, args.train_batch_size
         self._processes, self._rank = args.world_size, args.process_index
-        self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._step, self._batch = state.global_step, 0
@@ -115,3 +117,21 @@ class RandomLtdCallback(TrainerCallback, ExportableState):
         whole = len(self._layers) - len(self._dropping.layers)
         tokens = whole * length + len(self._dropping.layers) * self._kept
         self.layer_tokens += batch * self._processes * tokens
+
+
+def _check_parallel(args: TrainingArguments, model: nn.Module) -> None:
+    """Raises ValueError where processes or threads of the Trainer share samples, or this callback."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"RandomLtdCallback: the Trainer would run replicas on {args.n_gpu} GPUs in threads of this process, which"
+            " would share one draw; want torchrun, or one visible GPU"
+        )
+    config = getattr(args, "parallelism_config", None)
+    sizes = {"tensor": getattr(model, "tp_size", None) or getattr(config, "tp_size", 1)}
+    sizes |= {"context": getattr(config, "cp_size", 1), "sequence": getattr(config, "sp_size", 1)}
+    for kind, size in sizes.items():
+        if size > 1:
+            raise ValueError(
+                f"RandomLtdCallback: {size} {kind}-parallel processes would each drop other tokens of the same samples;"
+                " want data parallelism alone"
+            )

@@ -74,6 +74,12 @@ class HighestScored:
     loss: Tensor | None = None
     """What the router adds to the loss, a scalar; of the last pass through the layer."""
 
+    @property
+    def has_lost_gradients(self) -> bool:
+        """Whether the router would be trained, and `loss` was computed where nothing is."""
+        weight = next(self.router.scores[f"{self.layer}"].parameters())
+        return self.loss is not None and weight.requires_grad and not self.loss.requires_grad
+
     def run(self, layer: Callable[..., Any], hidden_BSD: Tensor, sides: Mapping[str, Any], known: TokenDims) -> Any:
         """The layer's output, in which the other tokens are as in its input; of equal scores the first ones count.
 

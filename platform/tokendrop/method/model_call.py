@@ -60,6 +60,7 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> None:
         raise ValueError(
             "use_cache=True: keys and values of dropped tokens would be missing; want use_cache=False while tokens drop"
         )
+    _check_flash(model, inputs)
     returns_router_logits = inputs.get("output_router_logits")
     if returns_router_logits is None:
         returns_router_logits = getattr(getattr(model, "config", None), "output_router_logits", False)
@@ -67,6 +68,23 @@ def check_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> None:
         raise ValueError(
             "output_router_logits with an attention_mask: dropped layers route their kept tokens alone, which a mask of"
             " all tokens does not fit; want output_router_logits=False, or no attention_mask where nothing is padded"
+        )
+
+
+def _check_flash(model: nn.Module, inputs: Mapping[str, Any]) -> None:
+    """Raises ValueError for what FlashAttention goes by the order of tokens in, where SDPA and eager go by masks."""
+    if any(name.startswith("cu_seq_lens") and value is not None for name, value in inputs.items()):
+        raise ValueError("cu_seq_lens: bounds of packed documents don't follow the kept tokens; want an attention_mask")
+    config = getattr(model, "config", None)
+    if "flash" not in str(getattr(config, "_attn_implementation", "")):
+        return
+    if getattr(config, "sliding_window", None):
+        raise ValueError("FlashAttention counts a sliding window in kept tokens; want attn_implementation='sdpa'")
+    positions = inputs.get("position_ids")
+    if isinstance(positions, Tensor) and bool((positions.diff(dim=-1) < 0).any()):
+        raise ValueError(
+            "FlashAttention finds packed documents by position_ids that begin again, which may be dropped; want"
+            " attn_implementation='sdpa'"
         )
 
 

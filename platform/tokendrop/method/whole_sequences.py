@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokendrop.method.draw import DrawContext, copy_to, draw_places
 from tokendrop.method.side_inputs import TokenDims
-from tokendrop.method.tokens import combine_tokens, gather_tokens
+from tokendrop.method.tokens import combine_tokens, entering, gather_tokens
 
 # Dimensions: B micro batch, R rows that stay, S sequence, D width.
 
@@ -77,7 +77,9 @@ class KeptSequences:
             )
         sides = {name: self._restricted(name, side, known) for name, side in sides.items()}
         # a sequence is to its micro batch what a token is to its sequence
-        kept, rest = gather_tokens(hidden_BSD.flatten(1)[None], self.rows_R[None])
+        every = hidden_BSD.flatten(1)[None]
+        every = every if torch.compiler.is_compiling() else entering(every, self.rows_R[None])
+        kept, rest = gather_tokens(every, self.rows_R[None])
         hidden_RSD = kept.view(-1, *hidden_BSD.shape[1:])
         out = layer(hidden_RSD, **sides)
         out_RSD = out[0] if isinstance(out, tuple) else out

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from random import Random
 from typing import Literal
 
@@ -83,8 +84,9 @@ class _Between(BaseAxis):
         """The multiple of `multiple_of` next to a value."""
         if self.multiple_of is None:
             return value
-        rounded = round(value / self.multiple_of) * self.multiple_of
-        return int(rounded) if rounded == int(rounded) else rounded
+        unit = Fraction(str(self.multiple_of))  # as it is written: three times 0.1 is 0.3
+        rounded = round(Fraction(str(value)) / unit) * unit
+        return int(rounded) if rounded.denominator == 1 else float(rounded)
 
 
 @dataclass(frozen=True, kw_only=True)

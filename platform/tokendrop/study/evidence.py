@@ -91,6 +91,14 @@ def evidence_of(study: str, scale: Scale, command: str, progress: Progress) -> E
     )
 
 
+def is_whole(progress: Progress) -> bool:
+    """Whether every seed of both arms of a sweep's claim has ended well."""
+    claim, trials = progress.sweep.claim, [*progress.trials.values()]
+    assert claim is not None
+    arms = (trials_with(trials, claim.arm, "arm"), trials_with(trials, claim.against, "against"))
+    return all(trial.run in progress.summaries for trial in chain(*arms))
+
+
 def _by_seed(
     trials: Sequence[Trial], claim: Claim, name: str, done: Mapping[str, Mapping[str, Any]]
 ) -> dict[int, Mapping[str, Any]]:

@@ -16,7 +16,7 @@ from tokendrop.study.live import arms_table
 from tokendrop.study.record import SweepRecord
 from tokendrop.study.reports import RUN
 from tokendrop.study.sweep import SweepConfig
-from tokendrop.study.trainable import DETAILS, FAILURE, SUMMARY
+from tokendrop.study.trainable import DETAILS, FAILURE, STOPPED, SUMMARY
 from tokendrop.study.trials import Trial
 from tokendrop.study.usage import usage_of, usage_text
 from tokendrop.track.journal import read_events, recorded_span
@@ -170,7 +170,9 @@ class Progress(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         run, report = trial.config[RUN], self._running.pop(trial.config[RUN], {})
-        if self.is_open(run) and not self.stopper.is_set and "step" in report:
+        if STOPPED in report:
+            log(f"stopped  {run}, from elsewhere; the same command goes on with it")
+        elif self.is_open(run) and not self.stopper.is_set and "step" in report:
             known = ("step", "layer_tokens", "loss")
             self.note_stopped(run, {key: report[key] for key in report if key in known or key.startswith("val_")})
             self.record.note_stopped(run, self.stopped[run])

@@ -11,7 +11,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import shown
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError
-from tokendrop.study.identity import settings_of
+from tokendrop.study.identity import differences, settings_of
 from tokendrop.study.trials import Trial
 from tokendrop.track.mlflow import MlflowMirror
 from tokendrop.track.run_folder import DATA, JOB, SWEEPS, TRIALS, begun_run, open_run_folder, summarize
@@ -38,7 +38,7 @@ class SweepRecord:
         """
         self.check(path)
         with exclusive_lock(self.folder, patience_s=2.0):
-            self._path = path.absolute()
+            self._path = path.resolve()
             self.add(trials)
             yield
 
@@ -55,7 +55,7 @@ class SweepRecord:
     def check(self, path: Path) -> None:
         """Raises UserError where the folder is that of another sweep file."""
         was = _read(self.folder / TRIALS).get("sweep")
-        if was not in (None, str(path.absolute())):
+        if was is not None and Path(was).resolve() != path.resolve():
             raise UserError(f"name: {self.folder} is the sweep of {shown(was)}; want another name")
 
     def _known(self) -> dict[str, Any]:
@@ -83,11 +83,11 @@ class SweepRecord:
 
     def note_chosen(self, choices: Sequence[Mapping[str, Any]]) -> None:
         """Remember what a searcher has chosen, in order."""
-        atomic_write(self.folder / CHOSEN, json.dumps({"chosen": [*choices]}).encode())
+        atomic_write(self.folder / CHOSEN, json.dumps({"arms": [*choices]}).encode())
 
     def chosen(self) -> list[dict[str, Any]]:
         """What a searcher has chosen in earlier starts."""
-        return _read(self.folder / CHOSEN).get("chosen", [])
+        return _read(self.folder / CHOSEN).get("arms", [])
 
     def forget_failures(self) -> None:
         """Let all trials that have failed be tried again."""
@@ -100,15 +100,24 @@ def finished(job: ExperimentConfig) -> dict[str, Any] | None:
 
     Raises:
         DamagedDataError: what describes its run was changed since.
-        UserError: its folder is no run folder.
+        UserError: its folder is no run folder, or it was gone on with as another job.
     """
     folder = begun_run(job)
     if folder is None:
         return None
     begun, _ = open_run_folder(folder)
+    _check_is_still(folder, begun, job)
     if begun.waits_for_epochs or committed_step(folder / CHECKPOINTS) < begun.plan.steps:
         return None
-    return {**summarize(folder), "mlflow_run_id": MlflowMirror(folder, begun).run_id if begun.track.uri else None}
+    is_tracked = begun.track.uri and begun.track.uri == job.track.uri  # else another server knows it
+    return {**summarize(folder), "mlflow_run_id": MlflowMirror(folder, begun).run_id if is_tracked else None}
+
+
+def _check_is_still(folder: Path, begun: ExperimentConfig, job: ExperimentConfig) -> None:
+    """Raises UserError where a trial's run was gone on with to another end, or was validated in another way."""
+    for key, (was, now) in differences(settings_of(begun), settings_of(job)).items():
+        if key == "train.length" or key.startswith("evaluate."):
+            raise UserError(f"run: {folder} was gone on with by {key}={was}, this trial has {now}; want it removed")
 
 
 def settings_at(place: Path) -> dict[str, str]:

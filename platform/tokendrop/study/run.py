@@ -62,6 +62,9 @@ def run_sweep(
         elif left:
             with _on_ray(left, progress) as ready:
                 train_all(left, ready, progress)
+        else:
+            with in_mlflow(base.track, progress):
+                pass  # which may not know yet what the trials have come to
         return progress
 
 
@@ -91,7 +94,7 @@ def _look_up(trial: Trial, job: ExperimentConfig, progress: Progress) -> None:
         progress.finish(trial.run, summary)
     elif reason := progress.record.failure(trial.run):
         progress.note(trial.run, reason)
-    elif report := progress.record.stopped(trial.run):
+    elif progress.sweep.scheduler is not None and (report := progress.record.stopped(trial.run)):
         progress.note_stopped(trial.run, report)
 
 

@@ -14,7 +14,12 @@ from tokendrop.study.sweep import SweepConfig, load_sweep
 Scale = Literal["small", "full"]
 SCALES: tuple[Scale, ...] = ("small", "full")
 _LENGTH = "train.length"
-_SMOKE: Mapping[str, object] = {_LENGTH: "20 steps", "evaluate.sequences": 16}
+_SMOKE: Mapping[str, object] = {
+    _LENGTH: "50 steps",  # of which 2%, by which one study decides, are a step
+    "evaluate.sequences": 16,
+    "train.warmup": "10%",  # some have more steps of it
+    "train.cooldown": "20%",
+}
 _SMOKE_SEEDS = 2
 
 
@@ -95,7 +100,9 @@ def sweep_of(study: Study, path: Path, scale: Scale, *, smoke: bool = False) -> 
 
 def _shortened(sweep: SweepConfig) -> SweepConfig:
     """The same sweep with a few steps in each of its trials."""
-    axes = {**sweep.axes}
-    if _LENGTH in axes:
-        axes[_LENGTH] = Grid(values=(_SMOKE[_LENGTH],), when=axes[_LENGTH].when)
-    return replace(sweep, name=f"{sweep.name}-smoke", set={**sweep.set, **_SMOKE}, axes=axes, seeds=_SMOKE_SEEDS)
+    axes = {
+        key: Grid(values=(_SMOKE[key],), when=axis.when) if key in _SMOKE else axis for key, axis in sweep.axes.items()
+    }
+    common = {**sweep.set, **{key: value for key, value in _SMOKE.items() if key not in axes or axes[key].when}}
+    budget = sweep.budget and replace(sweep.budget, amounts=())
+    return replace(sweep, name=f"{sweep.name}-smoke", set=common, axes=axes, budget=budget, seeds=_SMOKE_SEEDS)

@@ -16,7 +16,7 @@ from ray import tune
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.plugin import file_of, loaded_here
-from tokendrop.elastic.control import CONTROL, RunControl
+from tokendrop.elastic.control import RunControl
 from tokendrop.errors import UserError, first_line
 from tokendrop.launch.train_loop import fit_in_this_process
 from tokendrop.launch.trainer import Fit, fit_on_ray_train, needs_ray_train, run_training
@@ -26,8 +26,8 @@ from tokendrop.study.record import settings_at
 from tokendrop.study.reports import RUN, figures_of, progress_of
 from tokendrop.track.journal import MetricsTail
 
-SUMMARY, FAILURE, DETAILS = "summary", "failure", "details"
-"""What a trial's last report has: the one or the other, and a traceback."""
+SUMMARY, FAILURE, DETAILS, STOPPED = "summary", "failure", "details", "stopped"
+"""What a trial's last report has: what it came to, or why it failed with a traceback, or that somebody stopped it."""
 _REPORT_EVERY_S, _STOP_EVERY_S = 1.0, 0.2
 
 
@@ -75,6 +75,7 @@ class TrialRun(tune.Trainable):
         self._trials = trials
         self._run: str = config[RUN]
         self._ended: Future[dict[str, Any]] | None = None
+        self._trains = threading.Event()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Get ready for the next trial in this process, which has imported all it needs."""
@@ -108,7 +109,7 @@ class TrialRun(tune.Trainable):
         self._report: dict[str, Any] = {}
         self._lines: deque[dict[str, Any]] = deque()
         ended: Future[dict[str, Any]] = Future()
-        threading.Thread(target=_train, args=(config, ended), daemon=True).start()
+        threading.Thread(target=_train, args=(config, ended, self._trains), daemon=True).start()
         return ended
 
     def _take_in(self, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,20 +118,20 @@ class TrialRun(tune.Trainable):
         return figures_of(line, self._task)
 
     def cleanup(self) -> None:
-        """Let the run save a checkpoint and end."""
+        """Let the run save a checkpoint and end; not while another process has it, for whose end this one waits."""
         while self._ended is not None and not self._ended.done():
-            if (self._folder / CONTROL).is_dir():
+            if self._trains.is_set():
                 RunControl(self._folder).stop()
             with suppress(TimeoutError):
                 self._ended.result(timeout=_STOP_EVERY_S)
 
 
-def _train(config: ExperimentConfig, ended: Future[dict[str, Any]]) -> None:
+def _train(config: ExperimentConfig, ended: Future[dict[str, Any]], trains: threading.Event) -> None:
     fit = fit_on_ray_train if needs_ray_train(config) else fit_in_this_process
     try:
-        ended.set_result({SUMMARY: run_training(_with_own_files(config), fit=_telling_stops(fit))})
+        ended.set_result({SUMMARY: run_training(_with_own_files(config), fit=_telling(fit, trains))})
     except KeyboardInterrupt:
-        ended.set_result({})
+        ended.set_result({STOPPED: True})
     except UserError as error:
         ended.set_result({FAILURE: str(error), DETAILS: ""})
     except BaseException as error:  # of a library, of a device: the other trials go on
@@ -153,11 +154,15 @@ def _with_own_files(config: ExperimentConfig) -> ExperimentConfig:
     return replace(config, drop=drop, task=task)
 
 
-def _telling_stops(fit: Fit) -> Fit:
-    """The same, but a run that was stopped is no run that has ended."""
+def _telling(fit: Fit, trains: threading.Event) -> Fit:
+    """The same, but it tells when the run is trained here, and a run that was stopped is no run that has ended."""
 
     def train(spec: WorkerSpec, control: Any) -> None:
-        fit(spec, control)
+        trains.set()
+        try:
+            fit(spec, control)
+        finally:
+            trains.clear()
         if control.is_stopped:
             raise KeyboardInterrupt
 

@@ -82,11 +82,15 @@ def expand(sweep: SweepConfig, path: Path, overrides: Sequence[str] = (), *, man
     check_count(sweep, path, many=many)
     made = TrialMaker(sweep, path, overrides)
     points = [point for sample in range(sweep.samples) for point in _points(sweep, made.tree, sample)]
+    if absent := [] if sweep.draws else [key for key in sweep.axes if not any(key in dict(point) for point in points)]:
+        said = "no trial has it; want a 'when' that the base job or an axis before it has in its file"
+        raise UserError(f"{shown(path)}: axes.{absent[0]}: {said}")
     arms = [arm for point in points for arm in made.arms(point)]
     trials = _different([trial for seed in zip(*arms, strict=True) for trial in seed], path, drawn=sweep.draws)
     if sweep.claim is not None:
-        trials_with(trials, sweep.claim.arm, "arm")
-        trials_with(trials, sweep.claim.against, "against")
+        arm, against = (trials_with(trials, getattr(sweep.claim, name), name) for name in ("arm", "against"))
+        if arm == against:
+            raise UserError(f"{shown(path)}: claim: arm and against are the same arm; want two")
     return trials
 
 

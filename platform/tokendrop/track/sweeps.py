@@ -4,6 +4,7 @@ They are not nested in it: MLflow's page of a run that has others below it draws
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,9 @@ def end_sweep(
     client.log_dict(run_id, redact_all(result), "sweep.json")
     for key, value in metrics.items():
         client.log_metric(run_id, key, value)
-    for trial in trials:
-        names = client.get_run(trial).data.tags.get(SWEEP, "").split(", ")
-        if name not in names:
-            client.set_tag(trial, SWEEP, ", ".join(filter(None, [*names, name])))
     client.set_terminated(run_id, status)
+    for trial in trials:
+        with suppress(Exception):  # it was deleted there
+            names = client.get_run(trial).data.tags.get(SWEEP, "").split(", ")
+            if name not in names:
+                client.set_tag(trial, SWEEP, ", ".join(filter(None, [*names, name])))

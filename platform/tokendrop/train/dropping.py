@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.errors import UserError
 from tokendrop.method import Dropping, TokenScores, attach, routes_along
 from tokendrop.models.batch import Batch
 from tokendrop.schedule.plan import RunPlan
@@ -14,12 +15,22 @@ from tokendrop.train.task import Loss, LossFunction
 
 
 def attach_method(config: ExperimentConfig, model: nn.Module, layers: nn.ModuleList) -> Dropping | None:
-    """Let the layers of a job's model drop tokens; None where none does."""
+    """Let the layers of a job's model drop tokens; None where none does.
+
+    Raises:
+        UserError: the method says of itself that it has a learned router, and has none, or has one and does not say so.
+    """
     spans = config.drop.spans(len(layers))
     if not spans or config.drop.cuts:
         return None
     selector = config.drop.selector_of(width=config.model.shape.width, layers=len(layers), seed=config.seed)
-    return attach(model, seed=config.seed, routes=routes_along(spans, selector), blocks=[*layers])
+    dropping = attach(model, seed=config.seed, routes=routes_along(spans, selector), blocks=[*layers])
+    if dropping.learns != config.drop.learns:  # by which runs are planned, loaded and exported
+        raise UserError(
+            f"drop.method: {config.drop.method} {'has a' if dropping.learns else 'has no'} learned router; want"
+            f" `learns = {dropping.learns}` in its class"
+        )
+    return dropping
 
 
 def draw(
