@@ -1,6 +1,8 @@
 """The studies of the paper: their files, and what becomes of a verdict on its way into the table."""
 
 import json
+import shlex
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,13 @@ from hypothesis import strategies as st
 
 from sweeps import DROPS, trials_of, write_sweep
 from tokendrop.cli.main import main
+from tokendrop.cli.reproduce import command_text
 from tokendrop.study.claim import Claim
-from tokendrop.study.evidence import Evidence, markdown, mean_slope, read_evidence, size_text, write_evidence
+from tokendrop.study.evidence import Evidence, is_whole, markdown, mean_slope, read_evidence, size_text, write_evidence
+from tokendrop.study.progress import Progress
+from tokendrop.study.record import SweepRecord
 from tokendrop.study.studies import SCALES, Study, load_studies, load_study, sweep_of
+from tokendrop.study.sweep import load_sweep
 from tokendrop.study.trials import expand
 from tokendrop.study.verdict import judged
 
@@ -89,6 +95,26 @@ def test_a_verdict_that_is_kept_is_that_of_the_sweep(
     }
     summaries = {one.run: {"val_loss": by_method[one.config.drop.method][one.config.seed]} for one in trials}
     assert judged(claim, trials, summaries, "val_loss", lower=lower) == kept.verdict
+
+
+def test_the_command_of_a_verdict_can_be_pasted_and_has_no_password() -> None:
+    overrides = ["track.uri=https://me:secret@mlflow.host", "train.length=3 steps"]
+    options = Namespace(name="growth", scale="small", smoke=False, overrides=overrides)
+    text = command_text(options)
+    assert "secret" not in text
+    assert shlex.split(text)[:5] == ["tokendrop", "reproduce", "growth", "--scale", "small"]
+    assert shlex.split(text)[-1] == "train.length=3 steps"
+
+
+@pytest.mark.parametrize("failed", [None, 0, 3])
+def test_a_study_is_whole_with_every_seed_of_both_arms(tmp_path: Path, failed: int | None) -> None:
+    claim = {"arm": {"drop.method": "random_ltd"}, "against": {"drop.method": "none"}}
+    path = write_sweep(tmp_path, axes={"drop": [{"method": "none"}, DROPS]}, seeds=2, claim=claim)
+    progress = Progress(load_sweep(path), trials_of(path), SweepRecord(tmp_path / "runs", "tiny"))
+    for place, run in enumerate(progress.trials):
+        if place != failed:
+            progress.finish(run, {"val_loss": 3.0})
+    assert is_whole(progress) == (failed is None)
 
 
 def test_the_table_has_a_line_for_each_study_with_its_values_or_why_there_are_none() -> None:

@@ -106,6 +106,24 @@ def test_mlflow_has_a_run_of_the_sweep_beside_those_of_its_trials(tmp_path, ray_
     assert "loss/validation" in both[shared].data.metrics
     assert not {"mlflow.parentRunId"} & set(both[shared].data.tags)
 
+    client.update_run(sweep.info.run_id, status="RUNNING")  # as a driver leaves it that dies before it tells the end
+    assert result_of(capsys, path)["arms"] == result["arms"]
+    assert client.get_run(sweep.info.run_id).info.status == "FINISHED"
+
+
+def test_trials_of_another_mlflow_do_not_count_as_known_to_this_one(tmp_path, ray_cluster, capsys):
+    places = {name: {"track": {"uri": f"sqlite:///{tmp_path}/{name}.db"}} for name in ("one", "other")}
+    axes = {"train.peak_lr": [1e-3]}
+    for name, place in places.items():
+        path = write_sweep(tmp_path, job=place, axes=axes, name=name).rename(tmp_path / f"{name}.yaml")
+        (trial,) = result_of(capsys, path)["trials"]
+        assert (trial["summary"]["mlflow_run_id"] is None) == (name == "other")
+        client = MlflowClient(place["track"]["uri"])
+        (sweep,) = client.search_runs(
+            [client.get_experiment_by_name("tokendrop").experiment_id], "tags.`tokendrop.kind` = 'sweep'"
+        )
+        assert sweep.info.status == "FINISHED"
+
 
 @pytest.mark.long
 def test_a_trial_that_fails_is_told_and_stops_no_other(tmp_path, ray_cluster, capsys):

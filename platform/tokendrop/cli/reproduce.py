@@ -67,9 +67,7 @@ def _kept(options: argparse.Namespace, progress: "Progress") -> "Evidence | None
     """The evidence, written down in the sweep's folder, and with --record beside the study file."""
     from tokendrop.study.evidence import ROWS, VERDICTS, evidence_of, is_whole, write_evidence, write_rows
 
-    words = ["tokendrop", "reproduce", options.name, "--scale", options.scale, *(["--smoke"] if options.smoke else [])]
-    command = redact(shlex.join([*words, *options.overrides]))
-    found = evidence_of(options.name, options.scale, command, progress)
+    found = evidence_of(options.name, options.scale, command_text(options), progress)
     write_rows(progress.record.folder / ROWS, progress)
     if found is not None:
         name = f"{options.name}.{options.scale}.json"
@@ -80,6 +78,12 @@ def _kept(options: argparse.Namespace, progress: "Progress") -> "Evidence | None
             what = "this was a smoke run" if options.smoke else "not all of its seeds have ended well"
             log(f"record   not kept beside the study: {what}")
     return found
+
+
+def command_text(options: argparse.Namespace) -> str:
+    """The command that gives the evidence, for a shell, without secrets."""
+    words = ["tokendrop", "reproduce", options.name, "--scale", options.scale, *(["--smoke"] if options.smoke else [])]
+    return redact(shlex.join([*words, *options.overrides]))
 
 
 def run_list(options: argparse.Namespace) -> Outcome:
