@@ -64,8 +64,10 @@ def test_a_sweep_file_is_the_same_one_however_it_is_named(tmp_path: Path) -> Non
     path = write_sweep(tmp_path)
     record = SweepRecord(tmp_path / "runs", "tiny")
     (tmp_path / "below").mkdir()
-    with record.opened(tmp_path / "below" / ".." / path.name, trials_of(path)):
-        pass
-    record.check(path)
+    other_way = tmp_path / "below" / ".." / path.name
+    for first, then in ((path, other_way), (other_way, path)):
+        with record.opened(first, trials_of(path)):
+            pass
+        record.check(then)
     with pytest.raises(UserError, match=r"is the sweep of .*/sweep\.yaml; want another name"):
         record.check(tmp_path / "other.yaml")
