@@ -82,7 +82,9 @@ def test_every_trial_is_trained_once_in_this_sweep_or_another(tmp_path, ray_clus
 def test_mlflow_has_a_run_of_the_sweep_beside_those_of_its_trials(tmp_path, ray_cluster, capsys):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     axes = {"train.peak_lr": [1e-3, 0.1]}
-    path = write_sweep(tmp_path, job={"track": {"uri": uri, "tags": {"team": "a"}}}, axes=axes)
+    path = write_sweep(tmp_path, job={"track": {"uri": uri, "tags": {"team": "a"}}}, axes=axes).rename(
+        tmp_path / "a.yaml"
+    )
     result = result_of(capsys, path)
     other = write_sweep(tmp_path, job={"track": {"uri": uri}}, axes={"train.peak_lr": [0.1, 0.2]}, name="other")
     result_of(capsys, other.rename(tmp_path / "other.yaml"))
