@@ -87,6 +87,23 @@ def test_shards_are_the_same_bytes_whatever_the_blocks_the_files_and_the_cores(
         assert bytes_of(prepared(folder, [*parts], tokenizer, rows_per_shard=700)) == expected
 
 
+def test_a_corpus_without_text_to_learn_a_tokenizer_from_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "_READ_IN_VAIN", 50)
+    read, records = list[int](), pipeline.read_records
+
+    def counted(*given):
+        for record in records(*given):
+            read.append(record.number)
+            yield record
+
+    monkeypatch.setattr(pipeline, "read_records", counted)
+    corpus = write_corpus(tmp_path / "corpus.jsonl", documents(300))
+    config = load_job(tiny_job(tmp_path, [corpus], data={"text_key": "content", "tokenizer": None}))
+    with pytest.raises(UserError, match=rf"^data\.corpus: of the first 50 documents none can be read; {corpus}:1: "):
+        prepare(config)
+    assert len(read) == 50
+
+
 def test_no_block_holds_more_than_it_may_however_long_the_corpus(tmp_path):
     texts = [*documents(500, words=3), "long " * 1000, *[""] * 200]
     (file,) = list_files((str(write_corpus(tmp_path / "corpus.jsonl", texts)),), cache=tmp_path)

@@ -86,10 +86,11 @@ def test_workers_that_must_save_go_on_by_themselves(control: RunControl) -> None
     assert not worker.pause_requested(3)
 
 
-def test_workers_at_a_planned_edge_leave_where_nobody_replaces_them(control: RunControl) -> None:
-    (worker,) = workers(control, 1)
-    assert not worker.pause_requested(1)
-    assert not worker.next(1, waits=False)
+@pytest.mark.parametrize("due", [False, True])
+def test_workers_at_a_planned_edge_leave_where_nobody_replaces_them(control: RunControl, due: bool) -> None:
+    (worker,) = workers(control, 1, must_save=lambda: due)
+    assert worker.pause_requested(1) == due
+    assert not worker.next(1, waits=False, is_edge=True)
 
 
 @given(orders=st.lists(st.sampled_from(["pause", "go on", "stop", "train", "reset"]), max_size=8))

@@ -17,7 +17,7 @@ from corpora import byte_tokenizer, documents, tiny_job, write_corpus
 from folders import bytes_of
 from tokendrop.config.load import load_job
 from tokendrop.data.corpus.sources import SourceFile, _version, list_files
-from tokendrop.data.prepare import pipeline
+from tokendrop.data.prepare import pipeline, stages
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.read.row_reader import FAILED, note_failure, noted_failure
 from tokendrop.data.shards.manifest import read_manifest
@@ -49,11 +49,20 @@ def job_of(folder: Path, corpus: list[Path | str], **data: object) -> Path:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("after", [0, 3])
-def test_a_file_whose_reader_dies_is_named_and_ends_the_preparation(tmp_path, monkeypatch, after):
+@pytest.mark.parametrize(
+    ("files", "after", "how"),
+    [(6, 0, "deadly"), (6, 3, "deadly"), (130, 1, "deadly"), (6, 3, "late"), (6, 5, "late")],
+)
+def test_a_file_whose_reader_dies_is_named_and_ends_the_preparation(tmp_path, monkeypatch, files, after, how):
+    """Of several files that one task reads; after some of a file was read; in the last file."""
     cloudpickle.register_pickle_by_value(deadly)  # workers can't import it
-    corpus = [write_corpus(tmp_path / f"corpus/{n}.jsonl", documents(60, seed=n)) for n in range(6)]
-    killer = corpus[after].rename(tmp_path / f"corpus/{after}-deadly.jsonl")
+    monkeypatch.setattr(stages, "_BLOCK_CHARACTERS", 100_000)
+    size = 8000 if how == "late" else 60  # 2 MB, or a block
+    corpus = [
+        write_corpus(tmp_path / f"corpus/{n:03}.jsonl", documents(size if n == after else 60, seed=n))
+        for n in range(files)
+    ]
+    killer = corpus[after].rename(tmp_path / f"corpus/{after:03}-{how}.jsonl")
     here = list_files
 
     def stored(*given: object, **named: object) -> list[SourceFile]:

@@ -121,9 +121,8 @@ def test_trials_of_another_mlflow_do_not_count_as_known_to_this_one(tmp_path, ra
         (trial,) = result_of(capsys, path)["trials"]
         assert (trial["summary"]["mlflow_run_id"] is None) == (name == "other")
         client = MlflowClient(place["track"]["uri"])
-        (sweep,) = client.search_runs(
-            [client.get_experiment_by_name("tokendrop").experiment_id], "tags.`tokendrop.kind` = 'sweep'"
-        )
+        known = [client.get_experiment_by_name("tokendrop").experiment_id]
+        (sweep,) = client.search_runs(known, "tags.`tokendrop.kind` = 'sweep'")
         assert sweep.info.status == "FINISHED"
 
 

@@ -1,6 +1,7 @@
 """The record of a run: no step is lost or repeated, whoever dies when."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
@@ -51,6 +52,24 @@ def samples(step: int, rank: int, world_size: int) -> list[int]:
     """Those of 0-based step `step - 1` that a rank trains on."""
     first = (step - 1) * GLOBAL_BATCH
     return list(range(first + rank, first + GLOBAL_BATCH, world_size))
+
+
+def test_what_is_committed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a checkpoint that relies on it is, whatever becomes of the machine."""
+    synced, fsync = set[int](), os.fsync
+
+    def noted(file: int) -> None:
+        synced.add(os.fstat(file).st_ino)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    journal = Journal(tmp_path, rank=0, world_size=1, start=0)
+    for step in range(1, 4):
+        journal.record(report(step), samples(step, 0, 1))
+    journal.commit(3)
+    parts = [part for dataset in (STEPS, LEDGER) for part in (tmp_path / dataset).iterdir()]
+    assert len(parts) == 2
+    assert {part.stat().st_ino for part in parts} <= synced
 
 
 # an attempt: world size, step in which it dies, ranks that had written their part of the last commit by then, whether

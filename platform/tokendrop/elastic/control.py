@@ -116,23 +116,24 @@ class WorkerControl:
         self._saves = self.must_save() or self._saves
         return self._saves or (self.rank == 0 and (self.control.pauses or self.control.is_stopped))
 
-    def next(self, step: int, *, waits: bool) -> bool:
+    def next(self, step: int, *, waits: bool, is_edge: bool = False) -> bool:
         """At a committed step: whether to train on.
 
         Args:
             waits: for the policy to say so; else the workers train on after a checkpoint that was due, and end
                 when the run is stopped.
+            is_edge: whether other workers are planned from here on; then these leave, whatever was due.
         """
-        while (word := WORDS[self.agree(WORDS.index(self._word(step, waits=waits)))]) == "wait":
+        while (word := WORDS[self.agree(WORDS.index(self._word(step, waits=waits, is_edge=is_edge)))]) == "wait":
             time.sleep(_POLL_S)
         self._saves = False
         return word == "go on"
 
-    def _word(self, step: int, *, waits: bool) -> Word:
+    def _word(self, step: int, *, waits: bool, is_edge: bool) -> Word:
         if self.rank != 0:
             return "wait"  # for what rank 0 says
         if self.control.is_stopped:
             return "leave"
         if waits:
             return "go on" if self.control.goes_on(step) else "wait"
-        return "go on" if self._saves else "leave"
+        return "go on" if self._saves and not is_edge else "leave"

@@ -151,6 +151,7 @@ def _compile(spec: WorkerSpec, components: TrainComponents, journal: Journal, *,
     warm_up(spec.config, components, start=start)
     if rank == 0:
         leave_compiled(spec.run)
+    components.checkpoints.wait_for_all()  # longer than a step's collectives do: some machines have it compiled already
     journal.passed("compile")
 
 

@@ -46,7 +46,12 @@ class CausalLmTask:
         return Loss(*model(batch.input_ids_BS, batch.labels_BS, token_losses=True))
 
     def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
-        """Perplexity per word, by the white space between them (as lm-eval counts them)."""
+        """Perplexity per word, by the white space between them (as lm-eval counts them).
+
+        Nothing where documents follow each other without an end: words at their edges could not be told apart.
+        """
+        if not self.config.data.end_of_text:
+            return {}
         from tokendrop.data.tokenizer import END_OF_TEXT
 
         _, rows_NT = held_out

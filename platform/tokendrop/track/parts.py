@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokendrop.atomic import atomic_write
 from tokendrop.errors import DamagedDataError
 
 OF_VALIDATION = ("val_loss", "val_figures")
@@ -27,9 +28,9 @@ def write_part(dataset: Path, table: pa.Table, *, start: int, end: int, rank: in
     """
     dataset.mkdir(exist_ok=True)
     path = dataset / f"{start:09}-{end:09}-rank{rank}.parquet"
-    partial = dataset / f".{path.name}"
-    pq.write_table(table, partial, row_group_size=_ROW_GROUP * rows_of_step, write_page_checksum=True)
-    partial.rename(path)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=_ROW_GROUP * rows_of_step, write_page_checksum=True)
+    atomic_write(path, sink.getvalue())  # on the disk, before a checkpoint relies on it
 
 
 def span_of(part: Path) -> tuple[int, int] | None:

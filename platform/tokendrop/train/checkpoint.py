@@ -99,8 +99,7 @@ class Checkpoints:
             for left in self.folder.glob("step_*.partial"):  # of a process that died while it saved, at whatever step
                 shutil.rmtree(left, ignore_errors=True)
             unfinished.mkdir(parents=True)
-        if self.group is not None:
-            dist.barrier(self.group)
+        self.wait_for_all()
         method = {} if self.scores is None else {"method": self.scores.state()}
         future = dcp.async_save(
             engine.state() | method,
@@ -123,6 +122,11 @@ class Checkpoints:
             self._pinned = DefaultStager(StagingOptions(use_shared_memory=False, use_async_staging=False))
         return self._pinned
 
+    def wait_for_all(self) -> None:
+        """Return when all workers are here, on whom a group without GPUs waits for half an hour."""
+        if self.group is not None:
+            dist.barrier(self.group)
+
     def wait(self) -> None:
         """Return when the last save is committed.
 
@@ -137,8 +141,7 @@ class Checkpoints:
         except CheckpointException as error:  # of all ranks, around what one of them has to say
             told = (failure for failure, _ in error.failures.values() if isinstance(failure, UserError))
             raise next(told, error) from None
-        if self.group is not None:
-            dist.barrier(self.group)
+        self.wait_for_all()
 
     def _commit(self, done: Future[None], unfinished: Path, final: Path, written: Future[Any]) -> None:
         """As soon as all workers have written their part, which rank 0's own end says."""

@@ -93,6 +93,7 @@ def train(config: ExperimentConfig, components: TrainComponents, *, start: int, 
         while started and (waits or pause_requested or len(started) > components.reads_behind):
             step = started.popleft()
             report, pauses = step.read()
+            check_finite(report)
             report = replace(report, step_time_s=time.perf_counter() - clock)
             pause_requested = pause_requested or pauses
             if validates and report.step == done:
@@ -112,6 +113,16 @@ def train(config: ExperimentConfig, components: TrainComponents, *, start: int, 
     if done < plan.steps:
         components.recorder.pause(done, checkpoint_s=time.perf_counter() - clock)
     return done
+
+
+def check_finite(report: StepReport) -> None:
+    """Raises UserError where training has diverged, on all workers at once; nothing of the step is saved."""
+    if not math.isfinite(report.loss) or not math.isfinite(report.grad_norm):
+        raise UserError(
+            f"training has diverged: at step {report.step} the loss is {report.loss:g}, the gradient norm"
+            f" {report.grad_norm:g}; want a lower train.peak_lr, a longer train.warmup or a smaller"
+            " train.max_grad_norm; 'tokendrop fork' begins with one of the run's checkpoints"
+        )
 
 
 def decide(components: TrainComponents, decisions: Decisions, step: int) -> RunPlan:

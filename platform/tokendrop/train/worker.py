@@ -21,11 +21,12 @@ from tokendrop.train.loop import TrainComponents, train
 class Control(Protocol):
     """Who says at a committed step whether the workers train on."""
 
-    def next(self, step: int, *, waits: bool) -> bool:
+    def next(self, step: int, *, waits: bool, is_edge: bool = False) -> bool:
         """Whether to train on from a committed step; called by all ranks at once.
 
         Args:
             waits: for a decision; else the workers end where they paused, unless that was for a checkpoint alone.
+            is_edge: whether other workers are planned from here on.
         """
         ...
 
@@ -61,5 +62,9 @@ def train_by_plan(config: ExperimentConfig, components: TrainComponents, control
     step, waits = start, config.scaling.mode == "schedule"
     while step < config.steps:
         step = train(config, components, start=step)
-        if step < config.steps and not control.next(step, waits=waits):
+        if step == config.steps:
+            return
+        plan = components.plan(config)
+        is_edge = plan.at(step).workers != plan.at(step - 1).workers
+        if not control.next(step, waits=waits, is_edge=is_edge):
             return

@@ -42,6 +42,7 @@ from tokendrop.data.tokenizer import (
 from tokendrop.errors import UserError
 
 _OF_IMAGES = ("PIL", "torchvision")
+_READ_IN_VAIN = 100_000  # documents of which none can be read, before there is a tokenizer
 
 Progress = Callable[[int, int], None]
 
@@ -177,16 +178,22 @@ def _load_or_train(config: ExperimentConfig, corpus: Corpus) -> Tokenizer:
         return load_tokenizer(corpus.folder / TOKENIZER, config.task.reads)
     if config.task.reads == "examples":
         raise UserError("data.tokenizer: want the one of the model that this job begins with (model.init_from)")
-    rejected: list[str] = []
+    rejected: list[str] = []  # the first one alone: there may be as many as records
 
     def texts(source: str) -> Iterator[str]:
         lines = zip(corpus.files, corpus.sources, corpus.splits, strict=True)
+        read = accepted = 0
         for file in (file for file, of, split in lines if of == source and split in ("", "train")):
             for record in read_records(file, _form(config, source)):
-                if record.reason:
-                    rejected.append(f"{file.name}:{record.number}: {record.reason}")
-                else:
+                read += 1
+                if not record.reason:
+                    accepted += 1
                     yield record.text
+                    continue
+                if not rejected:
+                    rejected.append(f"{file.name}:{record.number}: {record.reason}")
+                if read == _READ_IN_VAIN and not accepted:
+                    raise UserError(f"data.corpus: of the first {read:,} documents none can be read")
 
     mixture = config.data.mixture
     sample = by_weight([texts(source.name) for source in mixture], [source.weight for source in mixture])

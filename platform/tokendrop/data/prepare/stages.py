@@ -27,6 +27,8 @@ _BLOCK_CHARACTERS, _BLOCK_DOCUMENTS = 8_000_000, 16_384
 _READER_CPUS, _TOKENIZER_CPUS, _CPUS_PER_READER = 0.1, 0.6, 8
 
 _MOST_ATTEMPTS = 2
+_END = "end of the file"
+"""In the place of an error: the line behind the last record of a file."""
 _DIES = (
     f"the process that reads or tokenizes this file died {_MOST_ATTEMPTS} times;"
     " want a file that is whole, and nodes with enough memory"
@@ -101,33 +103,61 @@ def _round(work: list[Work], readers: int, tokenize: Callable[[pa.Table], pa.Tab
             .map_batches(tokenize, batch_format="pyarrow", batch_size=None, num_cpus=_TOKENIZER_CPUS)
             .iter_batches(batch_size=None, batch_format="pyarrow")
         )
+    whole = _WholeFiles(work)
     for block in blocks:
-        for file, error in zip(*(block.column(key).to_pylist() for key in ("file", "error")), strict=True):
-            if error == _DIES:
-                name = next(one.file.name for one in work if one.number == file)
-                raise UserError(f"data.corpus: {name}: {error}")
-            if error:
+        yield from _by_file(whole.records(block))
+    whole.check()
+
+
+class _WholeFiles:
+    """Sees to it that every file comes to its end before the next one begins.
+
+    What Ray Data has of a task whose process died it keeps. Of what the task gives when it is begun anew it takes only
+    what is beyond that: where this is less, the task counts as done, and nobody is told.
+    """
+
+    def __init__(self, work: list[Work]) -> None:
+        self._left = deque(work)
+
+    def records(self, block: pa.Table) -> pa.Table:
+        """A block without the lines that tell of ends; raises UserError for an error, or where an end has not come."""
+        files, errors = block.column("file").to_pylist(), block.column("error").to_pylist()
+        for file, error in zip(files, errors, strict=True):
+            if error == _DIES or file != self._left[0].number:
+                self.check()
+            if error == _END:
+                self._left.popleft()
+            elif error:
                 raise UserError(error)
-        yield from _by_file(block)
+        return block.filter(pa.array([error != _END for error in errors])) if _END in errors else block
+
+    def check(self) -> None:
+        """Raises UserError where a file has not come to its end."""
+        if self._left:
+            raise UserError(f"data.corpus: {self._left[0].file.name}: {_DIES}")
 
 
 class _Attempts:
-    """How often something was begun, by any process of the cluster.
+    """How often something was begun and not ended, by any process of the cluster.
 
-    Ray Data begins a task whose process dies anew for ever.
+    Ray Data begins a task whose process dies anew for ever, with all files of the task.
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, int, int]] = Counter()
+        self._open: Counter[tuple[str, int, int]] = Counter()
 
     def begin(self, *what: Any) -> int:
-        """Count one more attempt; how many there are now."""
-        self._counts[what] += 1
-        return self._counts[what]
+        """Count one more attempt; how many have not ended now."""
+        self._open[what] += 1
+        return self._open[what]
+
+    def end(self, *what: Any) -> None:
+        """The last attempt did not die."""
+        self._open[what] -= 1
 
 
 def _dies(attempts: Any, *what: Any) -> bool:
-    """Whether the processes that began this before have all died, more often than by chance."""
+    """Whether processes that began this before have died, more often than by chance."""
     count: Any = ray.get(attempts.begin.remote(*what))
     return count > _MOST_ATTEMPTS
 
@@ -154,12 +184,18 @@ def _counted_read(batch: Any, *, attempts: Any, work: list[Work], block: tuple[i
         yield _block(one.number, [], _DIES)
     else:
         yield from _read(batch, work=work, block=block)
+    attempts.end.remote("read", one.number, one.after)
 
 
 def _counted_tokenize(block: pa.Table, *, attempts: Any, tokenize: Callable[[pa.Table], pa.Table]) -> pa.Table:
-    if block.num_rows and _dies(attempts, "tokenize", block["file"][0].as_py(), block["record"][0].as_py()):
+    if not block.num_rows:
+        return tokenize(block)
+    what = "tokenize", block["file"][0].as_py(), block["record"][0].as_py()
+    if _dies(attempts, *what):
         block = _block(block["file"][0].as_py(), [], _DIES)
-    return tokenize(block)
+    done = tokenize(block)
+    attempts.end.remote(*what)
+    return done
 
 
 def _read(batch: Any, *, work: list[Work], block: tuple[int, int]) -> Iterator[pa.Table]:
@@ -167,7 +203,7 @@ def _read(batch: Any, *, work: list[Work], block: tuple[int, int]) -> Iterator[p
     one = work[batch["item"][0]]
     records: list[Record] = []
     characters = 0
-    error = ""
+    error = _END
     try:
         for record in read_records(one.file, one.form, after=one.after):
             records.append(record)

@@ -61,10 +61,13 @@ def _tokenize(block: pa.Table, *, encode: Callable[[list[str]], _Encoded], share
     try:
         ids, dtype, sentences, found = encode(texts)
         reasons = [*map(max, zip(reasons, found or reasons, strict=True))]  # "" is the least
-    except Exception as error:  # the libraries raise bare Exception
-        reason = " ".join(str(error).split())
-        errors = pa.array([f"data.tokenizer: it can't take this corpus ({reason})"] * len(texts), pa.string())
-        ids, sentences, dtype = [np.empty(0, np.uint32) for _ in texts], None, np.uint32
+    except Exception:  # the libraries raise bare Exception
+        ids, dtype, sentences, found = _one_by_one(texts, encode)
+        found = found or []
+        failed = [bool(reason) for text, reason in zip(texts, found, strict=True) if text]
+        if len(failed) > 1 and all(failed):
+            errors = pa.array([*map(max, zip(errors.to_pylist(), found, strict=True))], pa.string())
+        reasons = [*map(max, zip(reasons, found, strict=True))]
     encoded, splits = [text.encode() for text in texts], block.column("split").to_pylist()
     return pa.table(
         {
@@ -80,6 +83,24 @@ def _tokenize(block: pa.Table, *, encode: Callable[[list[str]], _Encoded], share
             **{name: block.column(name) for name in ("file", "record", "subset")},
         }
     )
+
+
+def _one_by_one(texts: list[str], encode: Callable[[list[str]], _Encoded]) -> _Encoded:
+    """Each text on its own; one that the tokenizer can't take has no tokens, and the reason."""
+    ids, sentences, reasons, dtype = list[NDArray[np.uint32]](), list[NDArray[np.int64]](), list[str](), np.uint32
+    for text in texts:
+        try:
+            one = encode([text])
+        except Exception as error:
+            ids.append(np.empty(0, np.uint32))
+            sentences.append(np.empty(0, np.int64))
+            reasons.append(f"data.tokenizer: it can't take this corpus ({' '.join(str(error).split())})")
+            continue
+        dtype = one.dtype
+        ids += one.ids
+        sentences += one.sentences or [np.empty(0, np.int64)]
+        reasons += one.reasons or [""]
+    return _Encoded(ids, dtype, sentences, reasons)
 
 
 def _ended(encoder: Encoder, texts: list[str], end: tuple[int, ...]) -> list[NDArray[np.uint32]]:

@@ -80,6 +80,7 @@ class ShardWriter:
         self._restart = {part: min(self._places(part), key=_order) for part in dict.fromkeys(self._parts)}
         self.seen = {part: place.seen for part, place in self._restart.items()}
         self._rejected = self._earlier_rejected()
+        self._lost = _damaged_files(self._rejected)
         self._written_rejected = len(self._rejected)
 
     @property
@@ -109,7 +110,9 @@ class ShardWriter:
         part = self._parts[file]
         reasons = block.column("reason").to_pylist()
         records = block.column("record").to_numpy()
-        self._rejected += [(file, int(records[n]), reason) for n, reason in enumerate(reasons) if reason]
+        rejected = [(file, int(records[n]), reason) for n, reason in enumerate(reasons) if reason]
+        self._rejected += rejected
+        self._lost += _damaged_files(rejected)
         splits = block.column("split").to_numpy()
         seen = self.seen[part] + np.arange(block.num_rows)
         self.seen[part] += block.num_rows
@@ -196,10 +199,9 @@ class ShardWriter:
 
     def _judge_files(self) -> None:
         """A damaged file is one rejected document, and who knows how many more that nobody will have read."""
-        lost = [one for one in self._rejected if one[2].startswith(DAMAGED)] if self.max_rejected < 1 else []
-        if lost:
+        if self._lost and self.max_rejected < 1:
             self._write_rejected()
-            number, record, reason = min(lost)
+            number, record, reason = min(self._lost)
             raise UserError(
                 f"data.corpus: {self.header.files[number]}:{record}: {reason}; want the whole file,"
                 " or data.max_rejected=1 to go without the rest of it"
@@ -247,6 +249,11 @@ class _Stream:
 
 def _order(place: Place) -> tuple[int, int]:
     return place.file, place.record
+
+
+def _damaged_files(rejected: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Those of them that are the rest of a file."""
+    return [one for one in rejected if one[2].startswith(DAMAGED)]
 
 
 def _documents(block: pa.Table, here: np.ndarray, seen: np.ndarray) -> Documents:
