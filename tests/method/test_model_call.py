@@ -125,12 +125,17 @@ def test_what_flash_attention_tells_by_the_order_of_tokens_is_refused(
     ids = {"input_ids": torch.zeros(1, 8, dtype=torch.int64)}
     with pytest.raises(ValueError, match=said):
         check_inputs(model, ids | packed)
-    check_inputs(model, ids) if "sliding_window" not in keys else None
-    if "position_ids" in packed:
-        model.config = SimpleNamespace(_attn_implementation="sdpa")
-        check_inputs(model, ids | packed)  # a mask tells documents apart
-        model.config = SimpleNamespace(_attn_implementation="flash_attention_2")
-        check_inputs(model, ids | {"position_ids": torch.arange(8)[None]})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "positions"), [("sdpa", [0, 1, 2, 0, 1, 2, 3, 4]), ("flash_attention_2", [0, 1, 2, 3, 4, 5, 6, 7])]
+)
+def test_packed_documents_go_with_masks_and_flash_attention_with_one_document(
+    kernel: str, positions: list[int]
+) -> None:
+    model = nn.Linear(1, 1)
+    model.config = SimpleNamespace(_attn_implementation=kernel)
+    check_inputs(model, {"input_ids": torch.zeros(1, 8, dtype=torch.int64), "position_ids": torch.tensor([positions])})
 
 
 def test_a_model_whose_weights_are_frozen_can_be_run() -> None:

@@ -9,6 +9,7 @@ import pytest
 from sweeps import trials_of, write_sweep
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
+from tokendrop.schedule.duration import Duration
 from tokendrop.study.progress import Progress
 from tokendrop.study.record import SweepRecord, finished
 from tokendrop.study.run import _look_up
@@ -42,7 +43,7 @@ def test_a_run_that_was_gone_on_with_as_another_job_is_not_taken_for_the_trial(
     trial = trials_of(write_sweep(tmp_path))[0].config
     begun(trial, tmp_path)
     assert finished(trial) is None
-    keys = keys or {"length": trial.train.warmup.parse("77 steps")}
+    keys = keys or {"length": Duration.parse("77 steps")}
     begun(with_keys(trial, branch, **keys), tmp_path)
     with pytest.raises(UserError, match=rf"^run: .*{trial.run} was gone on with by {said}.*; want it removed$"):
         finished(trial)

@@ -34,17 +34,6 @@ DROP = {"method": "mixture_of_depths", "router_loss": 0.5, "schedule": {"kind": 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
-@pytest.mark.parametrize("says", [False, True])
-def test_a_method_that_is_wrong_about_its_router_is_told(says: bool) -> None:
-    """Runs are planned, loaded and exported by what the method says of itself."""
-    config, model = job(), gpt()
-    router = config.drop.selector_of(width=16, layers=4, seed=1)
-    made = {"learns": says, "selector_of": lambda self, **_: Uniform() if says else router}
-    drop = type("Wrong", (MixtureOfDepths,), made)(**{**DROP, "schedule": config.drop.schedule})
-    with pytest.raises(UserError, match=rf"^drop\.method: .* learned router; want `learns = {not says}` in its class$"):
-        attach_method(replace(config, drop=drop), model, model.blocks)
-
-
 def job(strategy: str = "ddp", precision: str = "fp64", **changes: Any) -> ExperimentConfig:
     how = {"train__strategy": strategy, "train__precision": precision, "train__micro_batch": 2}
     how |= {"train__tokens_per_micro_batch": 20}  # 4 sequences at a time, but where a worker has 2
@@ -196,3 +185,14 @@ def test_models_that_are_not_causal_are_refused(name: str, complaint) -> None:
     path = Path(__file__).parents[2] / "jobs" / "pretrain" / f"{name}.yaml"
     said = complaint("plan", path, "drop={method: mixture_of_depths}")
     assert "drop.method: 'mixture_of_depths' wants a causal model, of kind gpt, not" in said
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_a_method_that_is_wrong_about_its_router_is_told(says: bool) -> None:
+    """Runs are planned, loaded and exported by what the method says of itself."""
+    config, model = job(), gpt()
+    router = config.drop.selector_of(width=16, layers=4, seed=1)
+    made = {"learns": says, "selector_of": lambda self, **_: Uniform() if says else router}
+    drop = type("Wrong", (MixtureOfDepths,), made)(**{**DROP, "schedule": config.drop.schedule})
+    with pytest.raises(UserError, match=rf"^drop\.method: .* learned router; want `learns = {not says}` in its class$"):
+        attach_method(replace(config, drop=drop), model, model.blocks)

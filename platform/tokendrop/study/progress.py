@@ -170,9 +170,11 @@ class Progress(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         run, report = trial.config[RUN], self._running.pop(trial.config[RUN], {})
-        if STOPPED in report:
+        if self.stopper.is_set or not self.is_open(run):
+            pass
+        elif STOPPED in report:
             log(f"stopped  {run}, from elsewhere; the same command goes on with it")
-        elif self.is_open(run) and not self.stopper.is_set and "step" in report:
+        elif "step" in report:
             known = ("step", "layer_tokens", "loss")
             self.note_stopped(run, {key: report[key] for key in report if key in known or key.startswith("val_")})
             self.record.note_stopped(run, self.stopped[run])

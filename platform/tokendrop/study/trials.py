@@ -82,9 +82,7 @@ def expand(sweep: SweepConfig, path: Path, overrides: Sequence[str] = (), *, man
     check_count(sweep, path, many=many)
     made = TrialMaker(sweep, path, overrides)
     points = [point for sample in range(sweep.samples) for point in _points(sweep, made.tree, sample)]
-    if absent := [] if sweep.draws else [key for key in sweep.axes if not any(key in dict(point) for point in points)]:
-        said = "no trial has it; want a 'when' that the base job or an axis before it has in its file"
-        raise UserError(f"{shown(path)}: axes.{absent[0]}: {said}")
+    _check_used(sweep, points, path)
     arms = [arm for point in points for arm in made.arms(point)]
     trials = _different([trial for seed in zip(*arms, strict=True) for trial in seed], path, drawn=sweep.draws)
     if sweep.claim is not None:
@@ -209,6 +207,15 @@ def _points(sweep: SweepConfig, tree: Tree, sample: int) -> list[Point]:
             for value in (values if is_there else [None])
         ]
     return [point for point, _ in found]
+
+
+def _check_used(sweep: SweepConfig, points: Sequence[Point], path: Path) -> None:
+    """Raises UserError for an axis that no point has; where points are drawn, that may be by chance."""
+    used = {key for point in points for key, _ in point}
+    for key in sweep.axes:
+        if key not in used and not sweep.draws:
+            said = "no trial has it; want a 'when' that the base job or an axis before it has in its file"
+            raise UserError(f"{shown(path)}: axes.{key}: {said}")
 
 
 def _is_there(axis: Axis, tree: Tree) -> bool:

@@ -37,7 +37,8 @@ class _Encoded(NamedTuple):
     ids: list[NDArray[np.uint32]]
     dtype: type
     sentences: list[NDArray[np.int64]] | None = None
-    reasons: list[str] | None = None
+    reasons: Sequence[str] = ()
+    """Why each text is none, where it is none; of none of them when left out."""
 
 
 def _encode(
@@ -63,7 +64,6 @@ def _tokenize(block: pa.Table, *, encode: Callable[[list[str]], _Encoded], share
         reasons = [*map(max, zip(reasons, found or reasons, strict=True))]  # "" is the least
     except Exception:  # the libraries raise bare Exception
         ids, dtype, sentences, found = _one_by_one(texts, encode)
-        found = found or []
         failed = [bool(reason) for text, reason in zip(texts, found, strict=True) if text]
         if len(failed) > 1 and all(failed):
             errors = pa.array([*map(max, zip(errors.to_pylist(), found, strict=True))], pa.string())
@@ -99,7 +99,7 @@ def _one_by_one(texts: list[str], encode: Callable[[list[str]], _Encoded]) -> _E
         dtype = one.dtype
         ids += one.ids
         sentences += one.sentences or [np.empty(0, np.int64)]
-        reasons += one.reasons or [""]
+        reasons += one.reasons or ("",)
     return _Encoded(ids, dtype, sentences, reasons)
 
 
