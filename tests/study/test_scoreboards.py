@@ -23,7 +23,7 @@ METHODS = [
 @pytest.mark.parametrize("measure", ["flops", "layer_tokens"])
 def test_each_method_has_five_seeds_and_takes_what_the_others_take(measure: Measure) -> None:
     trials = trials_of(JOBS / "sweeps" / f"open_scoreboard_{measure}.yaml")
-    budget = cost_of(load_job(JOBS / "pretrain" / "quickstart.yaml"), measure)
+    budget = cost_of(load_job(JOBS / "pretrain" / "quickstart.yaml", ["train.length=800 steps"]), measure)
     seeds: dict[tuple[str, int], set[int]] = defaultdict(set)
     for trial in trials:
         config = trial.config
