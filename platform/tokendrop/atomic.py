@@ -1,5 +1,6 @@
 """Folders and files that appear whole or not at all, and that one process at a time writes."""
 
+import errno
 import fcntl
 import math
 import os
@@ -35,8 +36,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         yield partial
         try:
             partial.rename(folder)
-        except OSError:
-            if not folder.is_dir():
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

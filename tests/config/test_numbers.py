@@ -114,6 +114,13 @@ def test_a_number_that_no_library_takes_is_named_with_its_bound(job: Path, overr
     assert (planned(job, override) or "").startswith(f"{job}: {TOO_MUCH[override]}")
 
 
+def test_workers_that_share_gpus_do_not_follow_a_plan(job: Path) -> None:
+    """For Ray says how much of a node's GPUs is free, not how it lies on them."""
+    with pytest.raises(UserError, match=r"scaling: mode 'schedule' wants gpus_per_worker of 0 or 1, got 0\.5$"):
+        load_job(job, ["scaling={mode: schedule, gpus_per_worker: 0.5}"])
+    load_job(job, ["scaling={mode: fixed, gpus_per_worker: 0.5}"])
+
+
 LONG = ("model.sequence_length=1e9", "train.length=1e18 steps")
 
 

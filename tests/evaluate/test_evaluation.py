@@ -163,6 +163,23 @@ def test_several_checkpoints_are_evaluated_side_by_side_as_one_is(tiny_run: Path
     assert line.startswith(f"tokendrop: {tmp_path}: want a run folder with a committed checkpoint")
 
 
+@pytest.mark.parametrize("name", ["of_its_own.yaml", "some", "all_of_them"])
+def test_files_tags_and_groups_read_local_documents_too(own_run: Path, documents: Path, capsys, name: str):
+    """A file goes by its task's name, the tasks of a tag and of a group, also of one within, by theirs."""
+    text = (TASKS / "tiny_choices.yaml").read_text().replace("task: tiny_choices", "task: choices\ntag: some")
+    (documents / "of_its_own.yaml").write_text(text)
+    groups = [{"group": "within", "task": [{"task": "choices"}]}]
+    (documents / "all.yaml").write_text(yaml.safe_dump({"group": "all_of_them", "task": groups}))
+    data = documents / "data"
+    (data / "choices").mkdir(parents=True)
+    own = (documents / "documents.jsonl").read_text().splitlines(keepends=True)
+    (data / "choices" / "test.jsonl").write_text("".join(own[:5]))
+    place = str(documents / name) if name.endswith(".yaml") else name
+    names = ["--tasks", place, "--include", str(documents), "--task-data", str(data)]
+    main(["evaluate", str(own_run), *names, "--no-validation", "--json"])
+    assert json.loads(capsys.readouterr().out)["n_samples"] == {"choices": 5}
+
+
 def test_local_documents_that_are_not_there_are_told(own_run: Path, documents: Path):
     with pytest.raises(UserError, match=r"^--task-data: nowhere is not a folder; want one that holds TASK/SPLIT"):
         evaluate_run(own_run, Evaluation(tasks=["tiny_choices"], include=TASKS, task_data=Path("nowhere")))

@@ -10,11 +10,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from mutations import KINDS
+from tokendrop.atomic import atomic_folder
 from tokendrop.cli.main import main
 from tokendrop.data.tokenizer import END_OF_TEXT
 from tokendrop.errors import UserError
 from tokendrop.evaluate import export
-from tokendrop.evaluate.export import export_checkpoint
+from tokendrop.evaluate.export import check_free, export_checkpoint
 from tokendrop.evaluate.load import load_run, locate
 
 TOLERANCE = 1e-5
@@ -93,8 +94,29 @@ def test_an_empty_folder_is_filled_with_files_that_others_can_read(tiny_run: Pat
     target = tmp_path / "hf"
     target.mkdir()
 
-    assert export_checkpoint(tiny_run, target) == (target, "GPT-2 for transformers' AutoModelForCausalLM")
+    assert export_checkpoint(tiny_run, target) == (target, f"AutoModelForCausalLM.from_pretrained('{target}')")
     assert {file.stat().st_mode for file in target.iterdir()} == {(tiny_run / "job.yaml").stat().st_mode}
+
+
+def test_a_link_to_an_empty_folder_fills_that(tiny_run: Path, tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "hf").symlink_to("elsewhere")
+
+    target, _ = export_checkpoint(tiny_run, tmp_path / "hf")
+
+    assert target == tmp_path / "elsewhere"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "hf").config.model_type == "gpt2"
+
+
+def test_a_folder_that_can_not_be_replaced_is_refused(tmp_path: Path):
+    """As where a volume is mounted; a file system that fails is told as well, and nothing is left of the work."""
+    with pytest.raises(UserError, match=r"^/proc: a mount point, which nothing can be moved to; want a new "):
+        check_free(Path("/proc"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    with pytest.raises(NotADirectoryError), atomic_folder(tmp_path / "link"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "link"}
 
 
 def test_an_export_that_fails_leaves_nothing(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forks import AT, JOB, STEPS, forked, history, trained, write_data
+from runs import begin
 from tiny import experiment
 from tokendrop.atomic import exclusive_lock, is_locked
 from tokendrop.elastic.control import RunControl
@@ -165,6 +166,16 @@ def test_what_can_not_change_is_one_sentence_and_leaves_nothing(parent: Path, ch
     there = sorted(parent.parent.iterdir())
     assert_matches(complaint("fork", parent, "--at", AT, change), REFUSED[change], parent)
     assert sorted(parent.parent.iterdir()) == there
+
+
+def test_momentum_can_not_begin_at_a_fork(tmp_path: Path) -> None:
+    """Without it, torch's SGD has no state."""
+    parent = begin(tmp_path, experiment(train__optimizer="sgd", train__momentum=0.0))
+    with (
+        pytest.raises(UserError, match=r"^train\.momentum: 0 in .*/run, whose checkpoints have none to go on with; "),
+        begun_fork(parent, 4, ["train.momentum=0.9", f"runs_folder={tmp_path}"]),
+    ):
+        pass
 
 
 def assert_matches(said: str, pattern: str, parent: Path) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from corpora import byte_tokenizer
+from images import MODEL, TASK
 from runs import begin
 from tiny import experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
-from tokendrop.launch.initial import as_begun
+from tokendrop.launch.initial import as_begun, with_initial
 from tokendrop.track.run_folder import TOKENIZER
 from tokendrop.train.checkpoint_index import latest_checkpoint
 
@@ -41,6 +42,14 @@ def test_before_its_first_checkpoint_a_run_begins_with_what_its_job_says_now(tmp
         assert as_begun(job(None), run).data.tokenizer is None
     with pytest.raises(UserError, match=r"model\.heads: .* has 2, this job 4; want 2"):
         as_begun(job(second, model__heads=4), run)
+
+
+def test_a_vit_begins_with_one_of_ours(tmp_path: Path) -> None:
+    """Whose run has a vocabulary of labels, which is no tokenizer."""
+    images: dict[str, object] = {"task": TASK, "model": MODEL, "drop": {"method": "none"}}
+    run = trained(tmp_path, "vit", **images)
+    found = with_initial(experiment(**images | {"model": MODEL | {"init_from": str(run)}}))
+    assert (found.model.init_from, found.data.tokenizer) == (str(latest_checkpoint(run)), None)
 
 
 def test_from_its_first_checkpoint_on_a_run_keeps_what_it_found(tmp_path: Path) -> None:

@@ -27,6 +27,16 @@ def test_relative_paths_mean_the_folder_of_the_start(tmp_path: Path, monkeypatch
     assert places(checkout) == [f"{checkout}/runs", f"{checkout}/shards", f"sqlite:///{checkout}/mlflow.db"]
 
 
+def test_a_task_is_a_name_whatever_lies_in_the_folder_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = make_folder(tmp_path / "user")
+    (checkout / "copa").mkdir()
+    monkeypatch.chdir(checkout)
+    job = load_job(checkout / "jobs" / "tiny.yaml", ["evaluate.tasks=[copa, mine.yaml]", "evaluate.task_data=."])
+    assert with_absolute_paths(job).evaluate.tasks == ("copa", f"{checkout}/mine.yaml")
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_submitted_job_keeps_its_results_out_of_the_folder_that_ray_deletes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool

@@ -72,7 +72,6 @@ def test_another_method_and_another_schedule_are_named(run) -> None:
     "changes",
     [
         {"name": "renamed", "run": "mine", "runs_folder": "elsewhere"},
-        {"train__length": "12 steps"},
         {"train__micro_batch": 2},
         {"train__strategy": "fsdp", "train__compile": True, "train__activation_checkpointing": True},
         {"scaling": {"workers": 2, "max_restarts": 9}, "checkpoint": {"keep": 7}, "track": {"uri": None}},
@@ -83,6 +82,15 @@ def test_another_method_and_another_schedule_are_named(run) -> None:
 )
 def test_where_and_how_it_runs_may_be_another(run, changes) -> None:
     check_goes_on(experiment(**changes), run)
+
+
+def test_a_longer_run_is_one_whose_plan_was_the_same_so_far(run, tmp_path) -> None:
+    with pytest.raises(
+        UserError, match=r"^train\.length: up to step 4 this job would consume 1,328 layer tok.* 1,424 "
+    ):
+        check_goes_on(experiment(train__length="12 steps"), run)
+    in_steps = {"drop__schedule__until": "5 steps"}
+    check_goes_on(experiment(train__length="12 steps", **in_steps), begin(tmp_path, experiment(**in_steps)))
 
 
 def test_with_dropout_a_micro_batch_draws_what_it_forgets_so_its_size_stays(tmp_path) -> None:

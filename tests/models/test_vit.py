@@ -3,15 +3,21 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 
-from images import MODEL
-from tiny import assert_same, gradients
+from images import MODEL, file_of
+from tiny import assert_same, experiment, gradients
 from tokendrop.config.load import build
 from tokendrop.config.model import VitConfig
+from tokendrop.config.task import ImageClassification
+from tokendrop.data.read.images import ImageReader
+from tokendrop.data.tokenizer import label_vocabulary
 from tokendrop.errors import UserError
 from tokendrop.models.build import build_vit
 from tokendrop.models.pretrained_vit import TimmWeights, as_timm, save_as_timm
@@ -65,7 +71,7 @@ def test_presets_have_the_parameters_of_timms_models(preset: str, name: str) -> 
 
 def test_a_saved_model_is_read_by_timm_and_by_us(tmp_path: Path) -> None:
     ours = vit().float()
-    save_as_timm(ours, tmp_path, labels=["a", "b", "c"], mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    save_as_timm(ours, tmp_path, labels=["a", "b", "c"], mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop=None)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     assert theirs.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
     pixels = batch(ours)[0].float()
@@ -76,6 +82,21 @@ def test_a_saved_model_is_read_by_timm_and_by_us(tmp_path: Path) -> None:
         assert found.sizes == {"kind": "vit"} | {key: sizes[key] for key in known}
         names = dict(ours.named_parameters())
         assert_same(found.weights(names), {name: one.detach() for name, one in names.items()})
+
+
+@pytest.mark.parametrize("crop", ["none", "padded", "resized"])
+@pytest.mark.parametrize("pixels", [(40, 30), (30, 40), (32, 32)])
+def test_timm_sees_held_out_images_as_we_do(tmp_path: Path, crop: Any, pixels: tuple[int, int]) -> None:
+    """By the settings that the saved model has."""
+    job = experiment(task={"kind": "image_classification", "crop": crop}, model={**MODEL, "image_size": 24})
+    assert isinstance(job.task, ImageClassification)
+    task = job.task.build(job)
+    task.export(task.build_model(seed=1), label_vocabulary(["a", "b", "c"]), tmp_path)
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    transform = create_transform(**resolve_model_data_config(theirs))
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*pixels, 3), dtype=np.uint8))
+    ours = ImageReader(size=24, crop=crop, augment="none", mean=job.task.mean, std=job.task.std, seed=1, threads=1)
+    torch.testing.assert_close(transform(image), ours.held_out([file_of(image)])[0])
 
 
 @pytest.mark.parametrize(

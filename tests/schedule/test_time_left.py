@@ -45,6 +45,16 @@ def test_it_is_the_sum_of_the_steps_to_come(
     assert left.until(stop, done=done) == pytest.approx(steps + pauses)
 
 
+@given(elastic_plans())
+def test_a_step_of_other_micro_batches_counts_as_one_of_the_plans_workers(plan: RunPlan) -> None:
+    """A run may go on with another micro batch, and its record has steps of workers that don't share it."""
+    odd = plan.batch.global_batch // plan.batch.micro_batch + 1
+    left, planned = TimeLeft(plan, MEASURED), TimeLeft(plan, MEASURED)
+    left.take(1, step_time_s=2.0, workers=odd * plan.batch.group)
+    planned.take(1, step_time_s=2.0, workers=plan.at(0).workers)
+    assert left.until(plan.steps, done=1) == planned.until(plan.steps, done=1)
+
+
 @given(elastic_plans(), st.data())
 def test_pauses_take_what_pauses_took(plan: RunPlan, data: st.DataObject) -> None:
     done = data.draw(st.integers(1, plan.steps))

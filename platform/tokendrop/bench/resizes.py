@@ -18,9 +18,14 @@ def plan_with_resizes(run: Path) -> RunPlan:
         UserError: they did not, or this is no run folder.
     """
     config, _ = open_run_folder(run)
-    if not read_attempts(run)[1]:
+    changes = read_attempts(run)[1]
+    if not changes:
         raise UserError(f"{run}: want a run whose workers changed; its metrics.jsonl tells of no change")
-    return config.plan
+    plan = config.plan
+    for workers in {one[side] for one in changes for side in ("from", "to")}:
+        if workers not in plan.batch.world_sizes(workers, workers):
+            raise UserError(f"{run}: want a run whose micro batch never changed; {workers} workers do not share it now")
+    return plan
 
 
 def with_resizes(profile: DeviceProfile, plan: RunPlan, run: Path) -> DeviceProfile:

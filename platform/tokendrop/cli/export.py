@@ -20,10 +20,8 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     from tokendrop.evaluate.export import export_checkpoint
 
-    to, kind = export_checkpoint(run_here(options.path), options.to)
-    folder = str(to)
-    text = f"{folder}: a {kind}.from_pretrained({folder!r})"
-    return Outcome({"folder": folder}, text)
+    to, call = export_checkpoint(run_here(options.path), options.to)
+    return Outcome({"folder": str(to)}, f"{to}: read it by {call}")
 
 
 COMMAND = Command(

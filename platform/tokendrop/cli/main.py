@@ -44,6 +44,8 @@ from tokendrop.errors import UserError, first_line
 from tokendrop.output import print_json, print_text, results_alone
 from tokendrop.secrets import redact
 
+_OF_IMAGES = {"PIL", "timm", "torchvision"}  # packages that commands for all tasks need for images alone
+
 COMMANDS: tuple[Command | Group, ...] = (
     plan.COMMAND,
     imports.GROUP,
@@ -123,9 +125,8 @@ def run(options: argparse.Namespace) -> Outcome:
         missing = (error.name or "tokendrop").partition(".")[0]
         if find_spec(missing) is not None:  # a mistake in our code, or in that of a library
             raise
-        raise UserError(
-            f"{command.name}: {missing} is not installed; pip install 'tokendrop[{command.extra}]'"
-        ) from None
+        extra = "vision" if missing in _OF_IMAGES else command.extra
+        raise UserError(f"{command.name}: {missing} is not installed; pip install 'tokendrop[{extra}]'") from None
     if options.json:
         print_json(outcome.result, is_corpus=outcome.is_corpus)
     elif outcome.text:

@@ -104,6 +104,8 @@ class ScalingConfig:
     def _check_elastic(self) -> None:
         if self.fast_resize and (self.mode != "schedule" or self.gpus_per_worker):
             raise ValueError("fast_resize goes with mode: schedule and gpus_per_worker: 0")
+        if self.mode == "schedule" and self.gpus_per_worker not in (0, 1):  # Ray does not tell how shares lie on GPUs
+            raise ValueError(f"mode 'schedule' wants gpus_per_worker of 0 or 1, got {self.gpus_per_worker:g}")
         limits = (self.deadline_hours, self.budget_gpu_hours, self.budget_usd)
         bounds = self.min_workers != 1 or self.max_workers is not None
         if self.mode == "fixed" and (self.segments or bounds or any(limits)):

@@ -21,11 +21,11 @@ def export_checkpoint(path: Path, to: Path) -> tuple[Path, str]:
         path: a run folder, for its newest checkpoint, or a checkpoint.
         to: the folder to make; it appears whole or not at all.
     Returns:
-        `to`, as an absolute path, what it holds and by what that is read.
+        `to`, as an absolute path, and the expression that reads what it holds.
     Raises:
         UserError: there is no checkpoint, the target holds something, or Hugging Face has no such model.
     """
-    to = to.absolute()
+    to = to.resolve()
     check_free(to)
     model, tokenizer, task = load_run(path)
     config, _ = open_run_folder(locate(path)[1])
@@ -36,14 +36,14 @@ def export_checkpoint(path: Path, to: Path) -> tuple[Path, str]:
         )
     with atomic_folder(to) as partial:
         try:
-            kind = task.export(model, tokenizer, partial)
+            call = task.export(model, tokenizer, partial).replace("FOLDER", str(to))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         if config.task.reads != "images":
             as_fast_tokenizer(tokenizer, config.model.sequence_length).save_pretrained(partial)
         for weights in partial.glob("*.safetensors"):  # its writer keeps everybody else from reading
             weights.chmod((partial / "config.json").stat().st_mode)
-    return to, kind
+    return to, call
 
 
 def as_fast_tokenizer(tokenizer: Tokenizer, sequence_length: int) -> PreTrainedTokenizerFast:
@@ -64,6 +64,8 @@ def as_fast_tokenizer(tokenizer: Tokenizer, sequence_length: int) -> PreTrainedT
 
 def check_free(to: Path) -> None:
     """Raises UserError where something lies at `to` already; an empty folder is nothing."""
+    if to.is_mount():
+        raise UserError(f"{to}: a mount point, which nothing can be moved to; want a new folder in it")
     if to.is_dir() and not any(to.iterdir()):
         return
     if to.exists():

@@ -1,6 +1,6 @@
 """lm-eval's tasks on documents in local files, in the place of those that they name on the hub."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,24 @@ def on_local_files(task: str, file: Path, documents: Path, to: Path) -> Path:
     path = to / f"{task}.yaml"
     path.write_text(yaml.safe_dump(changed))
     return path
+
+
+def task_name(file: Path) -> str:
+    """The name that a task file gives its task; that of the file where it gives none."""
+    settings = yaml.load(file.read_text(), _Reader)
+    return str(settings.get("task") or file.stem)
+
+
+def members_of(group: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the tasks, groups and tags in the settings of a group, also of those in groups that it writes out."""
+    listed = group.get("task") or ()
+    for one in [listed] if isinstance(listed, str) else listed:
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one.get("task"), list):
+            yield from members_of(one)
+        else:
+            yield str(one.get("task") or one["group"])
 
 
 def _splits_of(file: Path) -> Mapping[str, str | None]:

@@ -3,8 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ from lm_eval.tasks.manager import TaskDict
 from tokendrop.errors import UserError
 from tokendrop.evaluate import squad_metrics
 from tokendrop.evaluate.suites import SUITES
-from tokendrop.evaluate.task_data import on_local_files
+from tokendrop.evaluate.task_data import members_of, on_local_files, task_name
 from tokendrop.secrets import redact
 
 _SUFFIXES = (".yaml", ".yml")
@@ -63,6 +63,7 @@ class Tasks(TaskManager):
         Raises:
             UserError: a task file is wrong, or a task's data is not at hand.
         """
+        own = dict(self.task_index)
         try:
             with TemporaryDirectory() as folder:
                 return super().load([self._on_local_files(one, Path(folder)) for one in task_list])
@@ -73,14 +74,33 @@ class Tasks(TaskManager):
             offline = isinstance(error, ConnectionError) and os.environ.get("HF_HUB_OFFLINE") == "1"
             hint = "; set HF_HUB_OFFLINE=0 to let lm-eval download what is not on this machine" if offline else ""
             raise UserError(f"tasks: can't load {', '.join(map(str, task_list))} ({reason}){hint}") from None
+        finally:
+            self.task_index.update(own)
 
-    def _on_local_files(self, spec: Any, folder: Path) -> Any:
-        """A task by its name, or by the file that says where its documents are."""
-        documents = self.task_data and self.task_data / str(spec)
-        file = self.task_index[spec].yaml_path if spec in self.task_index else None
-        if documents is None or file is None or not documents.is_dir():
-            return spec
-        return str(on_local_files(spec, file, documents, folder))
+    def _on_local_files(self, spec: str, folder: Path) -> str:
+        """A task by its name, or by a file; where its documents are at hand, the index has a file that reads those."""
+        if spec not in self.task_index:
+            name = task_name(Path(spec))
+            return str(self._variant(name, Path(spec), folder) or spec)
+        for name in set(self._tasks_of(spec)):
+            entry = self.task_index[name]
+            if entry.yaml_path and (variant := self._variant(name, entry.yaml_path, folder)):
+                self.task_index[name] = replace(entry, yaml_path=variant)
+        return spec
+
+    def _variant(self, task: str, file: Path, folder: Path) -> Path | None:
+        documents = self.task_data and self.task_data / task
+        return on_local_files(task, file, documents, folder) if documents and documents.is_dir() else None
+
+    def _tasks_of(self, name: str) -> Iterator[str]:
+        """The tasks that a name stands for: of a group or a tag, those in it."""
+        if name in self.all_tags:
+            yield from self.task_index[name].tags
+        elif name in self.all_groups:
+            for member in members_of(self.task_index[name].cfg or {}):
+                yield from self._tasks_of(member)
+        elif name in self.task_index:
+            yield name
 
 
 def find_tasks(tasks: Sequence[str], include: Path | None, task_data: Path | None = None) -> tuple[Tasks, list[str]]:

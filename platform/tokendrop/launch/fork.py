@@ -12,7 +12,7 @@ from tokendrop.config.load import load_job
 from tokendrop.config.run import SWEEP
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.launch.results import with_absolute_paths
-from tokendrop.launch.resume import check_own_files, shards_at_hand
+from tokendrop.launch.resume import NEW_RUN, check_consumed, check_own_files, shards_at_hand
 from tokendrop.secrets import redact_all
 from tokendrop.track.decisions import copy_decisions, with_decisions
 from tokendrop.track.journal import METRICS, STEPS, copy_record, steps_table
@@ -33,7 +33,6 @@ from tokendrop.train.checkpoint_index import CHECKPOINTS, check_whole, committed
 
 _ORDER = "decides which samples are read next"
 _MODEL, _TASK = "decides what the checkpoint's weights are", "decides what they learn"
-_NEW_RUN = "or a new run, with model.init_from for the same weights"
 # Why a key stays as it was, by itself or by a branch that it is in; None where it may be another. The nearest counts.
 _STAYS: dict[str, str | None] = {
     **dict.fromkeys(("name", "run", "runs_folder", "train", "drop", "scaling", "checkpoint", "track", "evaluate")),
@@ -104,38 +103,22 @@ def _check_keys(config: ExperimentConfig, begun: ExperimentConfig, lineage: Line
     parent, step = lineage.parent, lineage.step
     for key, (was, now) in lineage.changed.items():
         if why := _reason(key):
-            raise UserError(f"{key}: {was} in {parent}, {now} in this fork; it {why}, so want {was}, {_NEW_RUN}")
+            raise UserError(f"{key}: {was} in {parent}, {now} in this fork; it {why}, so want {was}, {NEW_RUN}")
     was, now = begun.train.precision, config.train.precision
     if "fp64" in (was, now) and was != now:
         raise UserError(f"train.precision: {was} in {parent}, {now} in this fork; want both fp64, or none of them")
+    if config.train.optimizer == "sgd" and config.train.momentum and not begun.train.momentum:
+        raise UserError(f"train.momentum: 0 in {parent}, whose checkpoints have none to go on with; want 0, {NEW_RUN}")
     if config.drop.by_token_loss and not begun.drop.by_token_loss:
         raise UserError(
             f"drop.method: '{config.drop.method}' chooses by losses that the checkpoints of '{begun.drop.method}' in"
-            f" {parent} do not have; want another method, {_NEW_RUN}"
+            f" {parent} do not have; want another method, {NEW_RUN}"
         )
     check_own_files(config, Path(parent))
     if step >= config.steps:
         raise UserError(f"train.length: this fork begins at step {step} and ends at {config.steps}; want a longer one")
-    _check_consumed(config, begun, lineage)
-
-
-def _check_consumed(config: ExperimentConfig, begun: ExperimentConfig, lineage: Lineage) -> None:
-    """Raises UserError where the fork's plan would have consumed something else up to its first step.
-
-    What a run consumed, and a learning rate by layer tokens, is a function of its own job alone.
-    """
-    step, plan, before = lineage.step, config.plan, begun.plan
-    if step > before.steps or (plan.layer_tokens(step), plan.flops(step)) == (
-        before.layer_tokens(step),
-        before.flops(step),
-    ):
-        return
     keys = [key for key in lineage.changed if key.startswith("drop.") or key == "train.length"]
-    raise UserError(
-        f"{', '.join(keys)}: up to step {step} this job would consume {plan.layer_tokens(step):,} layer tokens and"
-        f" {plan.flops(step):.6g} FLOPs, {lineage.parent} has consumed {before.layer_tokens(step):,} and"
-        f" {before.flops(step):.6g}; want a schedule that is the same so far, such as one of kind piecewise, {_NEW_RUN}"
-    )
+    check_consumed(config, begun, step, run=parent, keys=keys)
 
 
 def _reason(key: str) -> str | None:

@@ -63,7 +63,9 @@ def with_initial(config: ExperimentConfig) -> ExperimentConfig:
 
     source = find_initial(model.init_from, model.kind)
     check_sizes(model, source, outputs=config.task.outputs)
+    if config.task.reads == "images":
+        return replace(config, model=replace(model, init_from=source.place))
     tokenizer = data.tokenizer or source.tokenizer
-    if tokenizer is None and config.task.reads != "images":
+    if tokenizer is None:
         raise UserError(f"data.tokenizer: want a tokenizer; {source.place} has none of its own (tokenizer.json)")
     return replace(config, model=replace(model, init_from=source.place), data=replace(data, tokenizer=tokenizer))

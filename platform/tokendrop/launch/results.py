@@ -58,10 +58,10 @@ def absolute_in(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
 
 
 def _tasks_in(evaluate: EvaluateConfig, folder: Path) -> EvaluateConfig:
-    """Where tasks and their documents are read; a task that is no file there is a name."""
+    """Where task files and the documents of tasks are read; other tasks are names."""
     return replace(
         evaluate,
-        tasks=tuple(str(_existing(task, folder)) for task in evaluate.tasks),
+        tasks=tuple(absolute(task, folder) if task.endswith((".yaml", ".yml")) else task for task in evaluate.tasks),
         task_data=evaluate.task_data and absolute(evaluate.task_data, folder),
         include=evaluate.include and absolute(evaluate.include, folder),
     )

@@ -1,5 +1,6 @@
 """What a run that goes on must have in common with the run that it was."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ MAY_CHANGE = (
     *("data.corpus", "data.tokenizer", "data.folder", "data.cache", "data.reader", "data.max_rejected"),
     *("data.validation_corpus", "data.test_corpus", "data.epoch_samples"),
 )
+NEW_RUN = "or a new run, with model.init_from for the same weights"
 WITHOUT_DROPOUT = ("train.micro_batch",)
 """Of these, what may change only where there is no dropout, which is drawn for each micro batch."""
 
@@ -43,7 +45,7 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
         UserError: something that decides what is trained is another, or the checkpoint does not hold tensors.
         DamagedDataError: what describes the run is damaged, or all of its checkpoints are.
     """
-    open_run_folder(run)
+    decided, _ = open_run_folder(run)
     begun = load_job(run / JOB, to_run=False)  # decided no further than the job itself says
     checkpoint = newest_whole(run / CHECKPOINTS)
     if checkpoint is None:
@@ -67,7 +69,33 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
                 f"{key}: {run} began with {was.get(key, 'nothing')}, this job has {now.get(key, 'nothing')};"
                 " want the same, or a new run"
             )
+    if not config.drop.adaptive:  # whose decisions are those of the run
+        check_consumed(config, decided, step, run=run, keys=["train.length"])
     set_aside(checkpoint)
+
+
+def check_consumed(
+    config: ExperimentConfig, begun: ExperimentConfig, step: int, *, run: object, keys: Sequence[str]
+) -> None:
+    """Raises UserError where the job's plan would have consumed something else than `run` has up to a step.
+
+    What a run consumed, and a learning rate by layer tokens, is a function of its own job alone.
+
+    Args:
+        begun: the job of `run`.
+        keys: those that the two jobs differ in.
+    """
+    plan, before = config.plan, begun.plan
+    if step > before.steps or (plan.layer_tokens(step), plan.flops(step)) == (
+        before.layer_tokens(step),
+        before.flops(step),
+    ):
+        return
+    raise UserError(
+        f"{', '.join(keys)}: up to step {step} this job would consume {plan.layer_tokens(step):,} layer tokens and"
+        f" {plan.flops(step):.6g} FLOPs, {run} has consumed {before.layer_tokens(step):,} and"
+        f" {before.flops(step):.6g}; want a schedule that is the same so far, such as one of kind piecewise, {NEW_RUN}"
+    )
 
 
 def check_own_files(config: ExperimentConfig, run: Path) -> None:

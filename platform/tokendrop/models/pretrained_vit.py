@@ -89,16 +89,19 @@ def as_timm(model: Vit) -> VisionTransformer:
     return theirs.eval()
 
 
-def save_as_timm(model: Vit, to: Path, *, labels: Sequence[str], mean: Sequence[float], std: Sequence[float]) -> None:
+def save_as_timm(
+    model: Vit, to: Path, *, labels: Sequence[str], mean: Sequence[float], std: Sequence[float], crop: float | None
+) -> None:
     """Write a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads.
 
     Args:
         labels: names of the classes, in their order.
         mean: of each channel, what images are normalized by; `std` alike.
+        crop: the share of an image's shorter side that is seen, from its middle; None for the whole image, squashed.
     """
     ours = {"tag": "tokendrop", "license": None}  # not those of the weights that timm has
     settings, data = {"label_names": [*labels], "pretrained_cfg": ours}, {"mean": (*mean,), "std": (*std,)}
-    data |= {"interpolation": "bilinear", "crop_pct": 0.875}
+    data |= {"interpolation": "bilinear", "crop_pct": crop or 1.0, "crop_mode": "center" if crop else "squash"}
     save_for_hf(as_timm(model), str(to), model_config=settings, safe_serialization=True, data_config=data)
 
 

@@ -187,7 +187,7 @@ class _Run:
         if step == self.simulation.plan.steps:
             return
         before, target = self.workers, self.simulation.target(step)
-        self.nodes.want(max(self.simulation.target(step - 1), target))
+        self.nodes.want(max(self.simulation.target(max(0, step - 1)), target))
         if not self._stays(self.simulation.save_s):
             self._fail()
             return

@@ -71,7 +71,8 @@ class TimeLeft:
 
     def _cost(self, segment: Segment, workers: int) -> float:
         if self.profile is not None:
-            return step_s(self.plan, self.profile, segment, workers)
+            is_legal = workers in self.plan.batch.world_sizes(workers, workers)  # else of an earlier start's batches
+            return step_s(self.plan, self.profile, segment, workers if is_legal else segment.workers)
         return segment.flops_per_step / workers
 
     def _cost_before(self, step: int) -> float:

@@ -66,7 +66,7 @@ class CausalLmTask:
         from tokendrop.models.pretrained import as_gpt2
 
         as_gpt2(_gpt(model), end_of_text(tokenizer)).save_pretrained(to)
-        return "GPT-2 for transformers' AutoModelForCausalLM"
+        return "AutoModelForCausalLM.from_pretrained('FOLDER')"
 
 
 class TextData(RowData):

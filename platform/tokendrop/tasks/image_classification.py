@@ -69,11 +69,15 @@ class ImageClassificationTask:
         raise UserError("want a model that predicts the next token; a ViT classifies images")
 
     def export(self, model: nn.Module, tokenizer: Any, to: Path) -> str:
+        from tokendrop.data.read.images import MIDDLE
         from tokendrop.data.tokenizer import labels_of
         from tokendrop.models.pretrained_vit import save_as_timm
 
-        save_as_timm(_vit(model), to, labels=labels_of(tokenizer), mean=self.form.mean, std=self.form.std)
-        return 'ViT for timm.create_model("local-dir:FOLDER", pretrained=True)'
+        labels, mean, std = labels_of(tokenizer), self.form.mean, self.form.std
+        save_as_timm(
+            _vit(model), to, labels=labels, mean=mean, std=std, crop=MIDDLE if self.form.crop == "resized" else None
+        )
+        return "timm.create_model('local-dir:FOLDER', pretrained=True)"
 
 
 class ImageData(RowData):

@@ -83,7 +83,8 @@ class MaskedLmTask:
         from tokendrop.models.pretrained_bert import as_bert
 
         as_bert(_bert(model), pair_vocabulary(tokenizer).pad).save_pretrained(to)
-        return "BERT for transformers' AutoModelForPreTraining"
+        kind = "MaskedLM" if self.pairs.sentence_task == "none" else "PreTraining"
+        return f"AutoModelFor{kind}.from_pretrained('FOLDER')"
 
 
 class PairData(RowData):

@@ -82,7 +82,7 @@ class TextClassificationTask:
         pad, has_choices = pair_vocabulary(tokenizer).pad, bool(self.form.choices)
         as_classifier(_classifier(model), pad, labels=self.form.labels, choices=has_choices).save_pretrained(to)
         kind = "MultipleChoice" if has_choices else "SequenceClassification"
-        return f"BERT for transformers' AutoModelFor{kind}"
+        return f"AutoModelFor{kind}.from_pretrained('FOLDER')"
 
 
 class ExampleData(RowData):

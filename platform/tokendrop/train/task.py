@@ -111,7 +111,7 @@ class Task(Protocol):
         ...
 
     def export(self, model: nn.Module, tokenizer: Any, to: Path) -> str:
-        """Write the model into a folder in the ecosystem's own format; returns what that is, and by what it is read.
+        """Write the model into a folder in the ecosystem's own format; returns the expression that reads `FOLDER`.
 
         Raises:
             UserError: that format has no such model.

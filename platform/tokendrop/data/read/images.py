@@ -19,8 +19,8 @@ from tokendrop.data.read.order import hashed
 # Dimensions: B images, C channels, Y and X pixels.
 
 _RANDOM = {torch.rand, torch.randint, torch.randperm, torch.randn, torch.Tensor.uniform_, torch.Tensor.random_}
-_MIDDLE = 256 / 224
-"""Of a held-out image that is cut to its middle, the shorter side before it, over the side after it."""
+MIDDLE = 224 / 256
+"""Of a held-out image that is cut to its middle: its side, over the shorter side before; cut off as timm does."""
 
 
 class Draws(TorchFunctionMode):
@@ -63,7 +63,7 @@ class ImageReader:
         self._mean_C11, self._std_C11 = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
         self._whole, self._random = v2.Resize([size, size]), v2.RandAugment()
         self._part, self._mirror = v2.RandomResizedCrop([size, size]), v2.RandomHorizontalFlip()
-        self._middle = v2.Compose([v2.Resize(round(size * _MIDDLE)), v2.CenterCrop(size)])
+        self._middle = v2.Compose([v2.Resize(int(size / MIDDLE)), v2.CenterCrop(size)])
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def training(self, contents: Sequence[bytes], ids_B: NDArray[np.int64]) -> Tensor:
