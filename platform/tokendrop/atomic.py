@@ -113,4 +113,4 @@ def atomic_write(path: Path, content: Any) -> None:
 def remove_partial(folder: Path) -> None:
     """Remove the files that `atomic_write` left in a folder when it was killed; nobody else may be writing there."""
     for path in folder.glob(".*.????????"):
-        path.unlink()
+        path.unlink(missing_ok=True)

@@ -57,3 +57,12 @@ def first_line(error: BaseException) -> str:
     """The first line of what an exception of a library says, short enough to stand within a sentence."""
     text = redact(str(error))  # before it is cut, where a secret would not be known as one any more
     return (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:120]
+
+
+def cause_of(error: Exception) -> str:
+    """Why work on other machines failed, within a sentence, without Ray's traceback."""
+    cause = getattr(error, "cause", None)  # of a RayTaskError
+    error = cause if isinstance(cause, Exception) else error
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(filter(None, [error.filename and str(error.filename), error.strerror]))
+    return first_line(error)

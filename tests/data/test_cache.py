@@ -18,9 +18,11 @@ from folders import data_config
 from images import MODEL, TASK, write_images
 from stores import Flaky, by_chance, flaky_store
 from tiny import experiment
+from tokendrop.atomic import exclusive_lock
 from tokendrop.data.read import row_reader
 from tokendrop.data.read.row_reader import MappedSamples, Rows, sample_order
 from tokendrop.data.shards.cache import ShardCache
+from tokendrop.data.shards.format import MANIFEST, ORIGIN, SHARDS, TOKENIZER
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,6 +126,22 @@ def test_what_a_killed_process_left_makes_room():
         here.fetch(train_shards(here.folder)[0])
         assert not left.exists()
         assert bytes_in(cache) <= size
+
+
+def test_nothing_is_written_while_another_process_removes_left_overs():
+    """What is half written looks like what a killed process left."""
+    with stored(2) as (_, uri, cache, size):
+        folder = opened(uri, cache, size)
+        before = (folder / ORIGIN).read_bytes()
+        with ThreadPoolExecutor(1) as pool:
+            with exclusive_lock(cache):
+                other = pool.submit(opened, uri, cache, 2 * size)
+                time.sleep(0.2)
+                assert not other.done()
+                assert {path.name for path in folder.iterdir()} == {MANIFEST, SHARDS, TOKENIZER, ORIGIN}
+                assert (folder / ORIGIN).read_bytes() == before
+            assert other.result() == folder
+        assert ShardCache(folder).max_bytes == 2 * size
 
 
 def test_a_shard_that_is_removed_stays_readable_where_it_is_mapped_and_comes_again_where_it_is_not():

@@ -93,6 +93,25 @@ def test_a_folder_is_read_in_parts_that_mix_its_classes_and_go_on_too(
         [list(read_images(file, COLUMNS, 0)) for file in files]
 
 
+def test_images_that_moved_to_another_class_are_other_files(tmp_path: Path) -> None:
+    """As `mv` leaves their names, sizes and times as they were."""
+    place = as_folder(tmp_path / "corpus", [CLASSES[number % 3] for number in range(COUNT)])
+    (before,) = list_images([str(place)], cache=tmp_path, key="data.corpus")
+    (place / "red" / "000.png").rename(place / "blue" / "000.png")
+    (after,) = list_images([str(place)], cache=tmp_path, key="data.corpus")
+    assert (after.name, after.size) == (before.name, before.size)
+    assert after.modified != before.modified
+    with pytest.raises(UserError, match=r"part .*: changed while it was read"):
+        list(read_images(before, COLUMNS, 2))
+
+
+def test_an_image_that_can_not_be_looked_at_is_no_missing_one(tmp_path: Path) -> None:
+    place = as_folder(tmp_path / "corpus", ["0"] * COUNT)
+    (place / "0" / "gone.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(UserError, match=r"^data\.corpus: can't open .*/gone\.png is no file that can be read\)$"):
+        records(place)
+
+
 def test_images_beside_tables_are_refused(tmp_path: Path) -> None:
     place = as_folder(tmp_path / "corpus", ["0"] * COUNT)
     as_table(place / "more", ["0"] * COUNT)

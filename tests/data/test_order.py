@@ -78,6 +78,13 @@ def test_sources_come_by_their_weights_and_each_goes_through_its_own_epochs(weig
             assert sorted(mine[first : first + size].tolist()) == list(range(size))
 
 
+@pytest.mark.parametrize("small", [1, 64, 100, 1000])
+def test_many_small_sources_have_a_turn_each_and_the_large_one_all_others(small):
+    order = SampleOrder(seed=1, weights=[1.0, *[1e-6] * small], window=0)
+    sources, _ = rows_of(order.sample_ids(np.arange(4096), whole(5000, *[3] * small)), sources=1 + small)
+    assert np.bincount(sources).tolist() == [4096 - small, *[1] * small]
+
+
 @settings(max_examples=20)
 @given(
     rows=st.lists(st.integers(1, 500), min_size=1, max_size=3),

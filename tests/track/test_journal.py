@@ -184,11 +184,11 @@ def test_parts_are_as_many_and_as_large_at_any_world_size_and_no_larger_than_a_b
 def test_a_part_half_written_is_not_read_and_is_removed_by_the_next_attempt(tmp_path: Path) -> None:
     run_attempt(tmp_path, start=0, world_size=1, dies_in=3)
     for dataset in (STEPS, LEDGER):
-        (tmp_path / dataset / ".000000003-000000006-rank0.parquet").write_bytes(b"PAR1 torn")
+        (tmp_path / dataset / ".000000003-000000006-rank0.parquet.0123abcd").write_bytes(b"PAR1 torn")
     assert [row["step"] for row in read_steps(tmp_path)] == [1, 2, 3]
     run_attempt(tmp_path, start=3, world_size=1)
     assert [row["step"] for row in read_steps(tmp_path)] == list(range(1, STEPS_IN_ALL + 1))
-    assert not list(tmp_path.rglob(".*.parquet"))
+    assert not list(tmp_path.rglob(".*.parquet*"))
 
 
 def test_counts_of_a_run_of_the_papers_size_fit(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tokendrop.errors import DamagedDataError, StorageError, UserError
 from tokendrop.track import run_home
 from tokendrop.track.journal import LEDGER, METRICS
 from tokendrop.track.run_copy import bring, copied_run
-from tokendrop.track.run_files import DRIVER, committed_in
+from tokendrop.track.run_files import DRIVER, JOB, committed_in
 from tokendrop.track.run_home import RunHome, write_home
 from tokendrop.track.run_store import PLACE, RunStore, check_writable, runs_place, split_address
 from tokendrop.train.checkpoint_index import CHECKPOINTS, META, step_name
@@ -120,6 +120,27 @@ def test_a_run_that_begins_with_a_checkpoint_brings_it_along(s3, runs, tmp_path,
     home.take_over()
     home.begin()
     assert state(elsewhere(runs, tmp_path / "there", monkeypatch)) == (3, [3])
+
+
+def test_wherever_a_fork_dies_that_begins_the_store_has_its_checkpoint_or_no_run(s3, runs):
+    for number in range(1, 100):
+        name = f"fork-{number}"
+        folder = runs_place(runs) / name
+        write_home(folder, runs.replace("?", f"/{name}?"))
+        (folder / JOB).write_text("name: fork\n")
+        checkpoint = written(home := RunHome(folder), 3)
+        checkpoint.rename(checkpoint.with_suffix(""))
+        home.take_over()
+        s3.app.trouble = death = Death(at=number)
+        with suppress(StorageError, UserError):
+            home.begin()
+        s3.app.trouble = lambda method, path: None
+        assert not home.store.has(JOB) or home.committed_step() == 3
+        if death.asked < number:  # it came to its end
+            break
+        RunHome(folder).begin()
+        assert home.store.has(JOB)
+    assert 3 < number < 99
 
 
 def test_requests_that_are_throttled_or_fail_are_made_again(s3, runs, tmp_path, monkeypatch):

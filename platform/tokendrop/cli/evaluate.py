@@ -10,7 +10,7 @@ from typing import Any
 from tokendrop.cli.arguments import path, run_here, run_place, whole
 from tokendrop.cli.command import Command, Outcome, fail
 from tokendrop.config.files import unusable_path
-from tokendrop.errors import UserError
+from tokendrop.errors import UserError, cause_of
 from tokendrop.output import json_text, log, table
 from tokendrop.secrets import redact_all
 
@@ -88,7 +88,6 @@ def evaluate_all(paths: Sequence[Path], evaluation: Any) -> list[dict[str, Any]]
     from ray.exceptions import RayError
 
     from tokendrop.launch.parallel import in_parallel
-    from tokendrop.launch.prepare import cause_of
 
     # tasks may run in another folder
     evaluation = replace(

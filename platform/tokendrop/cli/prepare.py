@@ -6,7 +6,7 @@ from tokendrop.cli.arguments import add_job
 from tokendrop.cli.command import Command, Outcome, fail
 from tokendrop.config.files import shown
 from tokendrop.config.load import load_job
-from tokendrop.errors import UserError
+from tokendrop.errors import UserError, cause_of
 
 
 def run(options: argparse.Namespace) -> Outcome:
@@ -23,7 +23,6 @@ def run(options: argparse.Namespace) -> Outcome:
     from tokendrop.launch.cluster import connect
     from tokendrop.launch.head_watch import HeadWatch
     from tokendrop.launch.initial import with_initial
-    from tokendrop.launch.prepare import cause_of
     from tokendrop.launch.results import with_absolute_paths
     from tokendrop.launch.stopping import stopping_in_time
     from tokendrop.launch.watch import prepare_line

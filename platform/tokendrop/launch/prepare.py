@@ -3,39 +3,26 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import floor
 from pathlib import Path
 from types import TracebackType
 
 import ray
-from ray.exceptions import RayTaskError
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.prepare.pipeline import find_corpus, prepare
+from tokendrop.data.prepare.pipeline import NOT_TO_THE_END, StoppedError, find_corpus, prepare
 from tokendrop.data.prepare.stored import bytes_at_once, stored_shards
-from tokendrop.data.read.row_reader import note_failure
+from tokendrop.data.read.row_reader import FAILED, note_failure, noted_failure
 from tokendrop.data.shards.cache import ShardCache
 from tokendrop.data.shards.format import MANIFEST
 from tokendrop.data.shards.manifest import Manifest, ManifestReader, read_header, read_manifest
-from tokendrop.errors import UserError, first_line
+from tokendrop.errors import UserError, cause_of
 from tokendrop.launch.room import Resources, count_places, resources_of
 from tokendrop.launch.watch import prepare_line
 from tokendrop.output import log
 
 _POLL_S = 0.2
-
-
-class _StoppedError(Exception):
-    """Training is over before the preparation."""
-
-
-def cause_of(error: Exception) -> str:
-    """Why preparation failed, within a sentence, without Ray's traceback."""
-    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-        error = error.cause
-    if isinstance(error, OSError) and error.strerror:
-        return ": ".join(filter(None, [error.filename and str(error.filename), error.strerror]))
-    return first_line(error)
 
 
 class Preparation:
@@ -62,6 +49,8 @@ class Preparation:
             log(f"prepare  token shards in {self.folder}")
         if self.config.data.is_stored:
             _tell_store(self.config, self.folder)
+        with suppress(OSError):  # what an earlier start has left; they may be on storage that is read-only
+            (self.folder / FAILED).unlink(missing_ok=True)
         self._done = self._pool.submit(self._prepare)
         return self
 
@@ -69,7 +58,7 @@ class Preparation:
         self._stop.set()
         self._pool.shutdown()
         failure = self._done.exception()
-        if kind is UserError and failure and not isinstance(failure, _StoppedError):
+        if kind is UserError and failure and not isinstance(failure, StoppedError):
             raise failure  # of which the workers knew only by the note that it left
         if kind is None and isinstance(failure, UserError):
             raise failure  # of which workers that had all of their rows did not know
@@ -110,15 +99,16 @@ class Preparation:
 
             def tell(documents: int, tokens: int) -> None:
                 if self._stop.is_set():
-                    raise _StoppedError
+                    raise StoppedError
                 progress(documents, tokens)
 
             try:
                 return prepare(self.config, progress=tell)
-            except (UserError, _StoppedError):
+            except (UserError, StoppedError):
                 raise
-            except Exception as error:  # of a disk, or of Ray: the workers would wait for rows that never come
-                note_failure(self.folder, f"{self.folder}: not prepared to the end ({cause_of(error)})")
+            except Exception as error:  # before it held the lock: the workers would wait for rows that never come
+                if noted_failure(self.folder) is None:
+                    note_failure(self.folder, f"{self.folder}: {NOT_TO_THE_END} ({cause_of(error)})")
                 raise
 
 

@@ -150,9 +150,9 @@ def _note(folder: Path, line: dict[str, Any]) -> None:
 def uncommitted_parts(folder: Path, step: int) -> Iterator[Path]:
     """Parts of steps from `step` on: written before a checkpoint that was never committed, or that is damaged."""
     for dataset in (STEPS, LEDGER):
-        for part in (folder / dataset).glob("*.parquet"):
+        for part in (folder / dataset).glob("*"):
             span = span_of(part)
-            if part.name.startswith(".") or (span and span[1] > step):
+            if part.name.startswith(".") or (span and span[1] > step):  # or what a killed rank has half written
                 yield part
 
 

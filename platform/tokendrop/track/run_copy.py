@@ -14,7 +14,7 @@ from tokendrop.data.corpus.sources import public_name
 from tokendrop.data.shards.store import MissingError
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.journal import METRICS
-from tokendrop.track.run_files import DATASETS, chained, committed_in, is_behind, is_small
+from tokendrop.track.run_files import DATASETS, JOB, chained, committed_in, is_behind, is_small
 from tokendrop.track.run_home import HOME, RunHome, write_home
 from tokendrop.track.run_store import FIRST_PATIENCE_S, RunStore, Told, address_below, runs_place, split_address
 from tokendrop.train.checkpoint_index import (
@@ -29,7 +29,6 @@ from tokendrop.train.checkpoint_index import (
     step_of,
 )
 
-JOB = "job.yaml"
 _ARRIVING = ".arriving"
 _SEEN = ".seen"
 _COPYING = ".copying"

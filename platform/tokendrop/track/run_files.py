@@ -10,7 +10,7 @@ from tokendrop.track.parts import span_of
 from tokendrop.track.run_store import Told
 from tokendrop.train.checkpoint_index import CHECKPOINTS, META
 
-DRIVER = "driver.json"
+DRIVER, JOB = "driver.json", "job.yaml"
 DATASETS = (STEPS, LEDGER)
 _OF_MACHINE = ("control", "ray")  # folders that are of no use on another machine, or in another attempt
 _OF_STEP = re.compile(rf"{CHECKPOINTS}/step_(\d{{9,}})/.+")

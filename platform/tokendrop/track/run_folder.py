@@ -22,7 +22,8 @@ from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.track.decisions import begin_decisions, with_decisions
 from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, read_events, read_steps
-from tokendrop.track.run_copy import JOB, bring, is_there, set_apart
+from tokendrop.track.run_copy import bring, is_there, set_apart
+from tokendrop.track.run_files import JOB
 from tokendrop.track.run_home import HOME, write_home
 from tokendrop.track.run_store import address_below, runs_place
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed_step, read_meta

@@ -26,6 +26,7 @@ from tokendrop.track.journal import METRICS
 from tokendrop.track.run_files import (
     DATASETS,
     DRIVER,
+    JOB,
     chained,
     committed_in,
     end_of,
@@ -70,7 +71,12 @@ class RunHome:
         self.store.put(DRIVER, json.dumps(told).encode())
 
     def begin(self) -> None:
-        """Write what the store lacks of a run that was just described; raises UserError where that can't be."""
+        """Write what the store lacks of a run that was just described; raises UserError where that can't be.
+
+        Its job is last: a fork that the store knows has the checkpoint that it begins with.
+        """
+        files = small_files(self.folder)
+        self._sent |= {JOB: files[JOB]} if JOB in files else {}
         newest = self.committed_step()
         for checkpoint in committed(self.folder / CHECKPOINTS):  # of a fork, which begins with one
             if step_of(checkpoint) > newest:
@@ -78,6 +84,7 @@ class RunHome:
                     if file.name != META:
                         self.put(file)
                 self.commit(checkpoint)
+        self._sent.pop(JOB, None)
         self.put_record(committed_step(self.folder / CHECKPOINTS))
 
     def end(self) -> None:

@@ -76,10 +76,10 @@ def _parts(entry: str) -> list[SourceFile]:
             store=store,
             path=path,
             size=sum(one.size or 0 for one in part),
-            modified=_digest(part),
+            modified=_digest(part, path),
         )
-        for number in range(count)
-        if (part := _part(images, path, number, count))
+        for number, part in enumerate(_divided(images, path, count))
+        if part
     ]
 
 
@@ -87,27 +87,45 @@ def _is_part(file: SourceFile) -> bool:
     return f"/ {_PART}" in file.name
 
 
-def _part(images: Sequence[pafs.FileInfo], root: str, number: int, count: int) -> list[pafs.FileInfo]:
-    """The images of one of several parts, in their order."""
-    hashed = {one.path: hashlib.blake2b(_below(one.path, root).encode(), digest_size=8).digest() for one in images}
-    here = [one for one in images if int.from_bytes(hashed[one.path], "big") % count == number]
-    return sorted(here, key=lambda one: hashed[one.path])
+def _divided(images: Sequence[pafs.FileInfo], root: str, count: int) -> list[list[pafs.FileInfo]]:
+    """The images of each of several parts, in their order."""
+    hashed = [hashlib.blake2b(_below(one.path, root).encode(), digest_size=8).digest() for one in images]
+    parts = [list[pafs.FileInfo]() for _ in range(count)]
+    for digest, place in sorted(zip(hashed, range(len(images)), strict=True)):
+        parts[int.from_bytes(digest, "big") % count].append(images[place])
+    return parts
 
 
 def _images_below(store: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
-    """The images in a folder and in those below it; links to other folders are not followed, nor hidden ones."""
+    """The images in a folder and in those below it; links to other folders are not followed, nor hidden ones.
+
+    Raises:
+        OSError: a folder or an image can't be looked at; it would be missed without a word.
+    """
     if isinstance(store, pafs.LocalFileSystem):
-        paths = [os.path.join(here, name) for here, _, names in os.walk(path) for name in names if _is_image(name)]
-        found = store.get_file_info(paths)
-    else:
-        found = store.get_file_info(pafs.FileSelector(path, recursive=True))
+        return _local_images(store, path)
     return [
         one
-        for one in found
+        for one in store.get_file_info(pafs.FileSelector(path, recursive=True))
         if one.type == pafs.FileType.File
         and _is_image(one.path)
         and not any(part.startswith(".") for part in _below(one.path, path).split("/"))
     ]
+
+
+def _local_images(store: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    paths: list[str] = []
+    for here, folders, names in os.walk(path, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths += [os.path.join(here, name) for name in names if _is_image(name)]
+    found = store.get_file_info(paths)
+    for one in found:
+        if one.type == pafs.FileType.NotFound:
+            raise OSError(f"{one.path} is no file that can be read")
+    return [one for one in found if one.type == pafs.FileType.File]
 
 
 def _has_tables(entry: str) -> bool:
@@ -117,7 +135,7 @@ def _has_tables(entry: str) -> bool:
 
 
 def _below(path: str, root: str) -> str:
-    return str(PurePosixPath(path).relative_to(root))
+    return path.removeprefix(root.rstrip("/") + "/")
 
 
 def _class_of(path: str) -> str:
@@ -161,8 +179,8 @@ def _of_values(number: int, image: Any, label: Any, columns: Sequence[str]) -> I
 def _of_folder(file: SourceFile, after: int) -> Iterator[ImageRecord]:
     number, count = (int(word) for word in file.name.rpartition(_PART)[2].split(" of "))
     with reaching(f"can't read {file.name}"):
-        images = _part(_images_below(file.store, file.path), file.path, number - 1, count)
-    if _digest(images) != file.modified:
+        images = _divided(_images_below(file.store, file.path), file.path, count)[number - 1]
+    if _digest(images, file.path) != file.modified:
         raise UserError(f"{file.name}: changed while it was read; want files that stay as they are during preparation")
     for place, image in enumerate(images[after:], start=after + 1):
         with reaching(f"can't read {image.path}"), file.store.open_input_file(image.path) as stream:
@@ -220,7 +238,7 @@ def _is_image(path: str) -> bool:
     return path.lower().endswith(IMAGES) and not PurePosixPath(path).name.startswith(".")
 
 
-def _digest(images: Sequence[pafs.FileInfo]) -> str:
-    """Of the names, sizes and times of a folder's images."""
-    lines = sorted(f"{one.base_name} {one.size} {one.mtime_ns}" for one in images)
+def _digest(images: Sequence[pafs.FileInfo], root: str) -> str:
+    """Of the places, sizes and times of a folder's images; their labels are in their places."""
+    lines = sorted(f"{_below(one.path, root)} {one.size} {one.mtime_ns}" for one in images)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

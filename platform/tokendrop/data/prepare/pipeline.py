@@ -39,12 +39,18 @@ from tokendrop.data.tokenizer import (
     train_tokenizer,
     vocab_size,
 )
-from tokendrop.errors import UserError
+from tokendrop.errors import UserError, cause_of
 
 _OF_IMAGES = ("PIL", "torchvision")
 _READ_IN_VAIN = 100_000  # documents of which none can be read, before there is a tokenizer
 
+NOT_TO_THE_END = "not prepared to the end"
+
 Progress = Callable[[int, int], None]
+
+
+class StoppedError(Exception):
+    """Raised by `Progress`, to end a preparation that nobody waits for any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +134,11 @@ def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, 
             manifest = read_manifest(folder) if is_complete(folder) else _write(config, corpus, tokenizer, progress)
             check_fits(config, manifest)
             check_files(folder, manifest)
-        except UserError as error:
-            note_failure(folder, str(error))
+        except StoppedError:
+            raise
+        except Exception as error:  # also of a disk, or of Ray; noted under the lock, before another run goes on
+            reason = str(error) if isinstance(error, UserError) else f"{folder}: {NOT_TO_THE_END} ({cause_of(error)})"
+            note_failure(folder, reason)
             raise
     return folder
 

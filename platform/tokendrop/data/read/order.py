@@ -116,7 +116,7 @@ def _shares(weights: Sequence[float]) -> list[int]:
     exact = [share / sum(exact) * _PERIOD for share in exact]
     turns = [max(1, int(share)) for share in exact]
     by_remainder = sorted(range(len(turns)), key=lambda source: turns[source] - exact[source])
-    for source in by_remainder[: _PERIOD - sum(turns)]:
+    for source in by_remainder[: max(0, _PERIOD - sum(turns))]:
         turns[source] += 1
     turns[turns.index(max(turns))] += _PERIOD - sum(turns)
     return turns

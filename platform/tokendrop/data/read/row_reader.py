@@ -26,6 +26,7 @@ FAILED = "failed.txt"
 # Kernels allow some 65,000 mappings a process.
 _MAPPED_SHARDS = 8192
 _POLL_S = 0.2
+_BELIEVED_S = 2.0  # so long a failure stands that nobody takes back, as another run does that goes on with the corpus
 _BLOCK = 4096
 _BLOCKS_AHEAD = 2  # of which the shards are fetched meanwhile; at 450k tokens/s and rows of 2048, 37 s
 
@@ -231,15 +232,16 @@ class MappedSamples:
         return [*dict.fromkeys(shards)]
 
     def _wait_for(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        failure: str | None = None
+        failure, since = None, time.monotonic()
         while True:
             try:
                 return self.order.sample_ids(positions, self.rows.committed)
             except NotPreparedError:
-                if failure:  # the rows may have been committed before it
+                if failure and time.monotonic() - since > _BELIEVED_S:  # the rows may have been committed before it
                     raise UserError(failure) from None
                 time.sleep(_POLL_S)
-                failure = noted_failure(self.rows.folder)
+                if (noted := noted_failure(self.rows.folder)) != failure:
+                    failure, since = noted, time.monotonic()
                 self.rows.refresh()
 
 

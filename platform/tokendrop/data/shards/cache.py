@@ -119,8 +119,10 @@ class ShardCache:
             )
 
     def _has_room(self, size: int, soon: Collection[str]) -> bool:
-        others = sum(size for _, size, path in _shards_in(self.root) if path.name in soon)
-        return others + size <= self.max_bytes
+        for file in soon:
+            with suppress(FileNotFoundError):
+                size += (self.folder / file).stat().st_size
+        return size <= self.max_bytes
 
 
 def cache_of(folder: Path) -> ShardCache | None:
@@ -145,7 +147,8 @@ def open_stored(url: str, cache: CacheConfig, *, name: str | None = None, patien
     origin = json.dumps({"url": url, "max_bytes": cache.max_bytes}).encode()
     path = root / name / ORIGIN
     if not path.exists() or path.read_bytes() != origin:
-        atomic_write(path, origin)
+        with exclusive_lock(root):  # whose holders remove what they find half written
+            atomic_write(path, origin)
     return path.parent
 
 
@@ -220,10 +223,12 @@ def _shards_in(root: Path) -> list[tuple[int, int, Path]]:
     """When each shard was needed, its bytes and its path."""
     found: list[tuple[int, int, Path]] = []
     for folder in _folders_in(root):
-        for path in folder.glob("*.arrow"):
-            with suppress(FileNotFoundError):  # somebody cleans up by hand, or makes room meanwhile
-                told = path.stat()
-                found.append((told.st_mtime_ns, told.st_size, path))
+        with os.scandir(folder) as files:
+            for file in files:
+                if file.name.endswith(".arrow"):
+                    with suppress(FileNotFoundError):  # somebody cleans up by hand, or makes room meanwhile
+                        told = file.stat()
+                        found.append((told.st_mtime_ns, told.st_size, folder / file.name))
     return found
 
 
