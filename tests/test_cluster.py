@@ -281,14 +281,15 @@ def test_one_image_everywhere_named_by_the_versions_that_are_tested():
 
 
 def test_the_image_takes_its_packages_from_the_package():
-    """The line that the image runs prints all requirements of the platform, of evaluation, of DeepSpeed and of fp8."""
+    """The line that the image runs prints all requirements of the platform, evaluation, images, DeepSpeed and fp8."""
     (script,) = re.findall(r'python -c "(.*?)" >', DOCKERFILE, re.DOTALL)
     script = script.replace("\\\n", "\n").replace("/tmp/pyproject.toml", str(ROOT / "pyproject.toml"))
     printed: list[str] = []
     exec(" ".join(script.split("\n")), {"print": lambda *lines, sep: printed.extend(lines)})
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["platform"], *extras["eval"], *extras["deepspeed"], *extras["fp8"]]
-    assert printed == [one for one in wanted if one != "tokendrop[platform]"]
+    used = ("platform", "eval", "vision", "deepspeed", "fp8")
+    wanted = [*project["dependencies"], *(one for name in used for one in extras[name])]
+    assert printed == [one for one in wanted if not one.startswith("tokendrop")]
     assert "COPY pyproject.toml .ci/newest.txt .ci/pins.txt /tmp/" in DOCKERFILE
     assert "pip install --no-cache-dir -r /tmp/requirements.txt -c /tmp/newest.txt" in DOCKERFILE

@@ -1,6 +1,7 @@
 """What a run that goes on may have anew, and what it may not."""
 
 import pickle
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from runs import begin
 from tiny import experiment
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.launch.resume import check_goes_on
-from tokendrop.train.checkpoint_index import CHECKPOINTS, META, committed, read_meta, write_meta
+from tokendrop.launch.resume import check_goes_on, take_up
+from tokendrop.train.checkpoint_index import CHECKPOINTS, META, aside, committed, read_meta, step_name, write_meta
 from tokendrop.train.sealed import file_sha256
 from tokendrop.train.storage import INDEX
 
@@ -109,6 +110,19 @@ def test_a_checkpoint_that_holds_more_than_data_is_refused_before_anything_start
     with pytest.raises(UserError, match=r"index\.json: want an index of tensors in the files of ") as refused:
         check_goes_on(experiment(), run)
     assert refused.value.exit_code == 2
+
+
+def test_a_run_is_looked_at_before_it_is_changed(tmp_path) -> None:
+    """Another driver may be at work on it, and may have committed since, until its lock is held."""
+    run = begin(tmp_path, experiment())
+    (whole,) = committed(run / CHECKPOINTS)
+    damaged = whole.with_name(step_name(6))
+    shutil.copytree(whole, damaged)
+    check_goes_on(experiment(), run)
+    assert committed(run / CHECKPOINTS) == [whole, damaged]
+    take_up(experiment(), run)
+    assert committed(run / CHECKPOINTS) == [whole]
+    assert aside(damaged).is_dir()
 
 
 def test_a_run_without_a_whole_checkpoint_does_not_begin_anew(tmp_path) -> None:

@@ -12,6 +12,7 @@ from tiny import experiment
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump_job
 from tokendrop.errors import UserError
+from tokendrop.track.decisions import DECISIONS
 from tokendrop.track.run_folder import DATA, JOB, begun_run, create_run_folder, loss_slope
 from tokendrop.train.sealed import seal_text
 
@@ -37,7 +38,8 @@ def test_a_run_is_begun_once(tmp_path: Path) -> None:
 
 def test_a_driver_that_dies_before_it_has_begun_its_run_leaves_it_to_be_begun(tmp_path: Path) -> None:
     config = named(tmp_path)
-    (create_run_folder(config) / JOB).write_text("")
+    for name in (JOB, DECISIONS):
+        (create_run_folder(config) / name).write_text("")
     assert begun_run(config) is None
     assert create_run_folder(config) == tmp_path / "mine"
 

@@ -13,6 +13,7 @@ from ray.exceptions import RayTaskError
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.run import EvaluateConfig
 from tokendrop.errors import first_line
+from tokendrop.launch.stopping import go_on
 from tokendrop.output import log
 from tokendrop.track.evaluations import evaluated_steps
 from tokendrop.train.checkpoint_index import CHECKPOINTS, committed, remove_old, step_of
@@ -56,6 +57,7 @@ class CheckpointEvaluation:
             try:
                 self._thread.join()
             except KeyboardInterrupt:  # training is over, and well
+                go_on()
                 self._given_up.set()
                 log("evaluate left out; `tokendrop evaluate` catches up on it")
 

@@ -1,5 +1,6 @@
 """The head of the cluster, watched: a run can't go on without it, and Ray would tell so late and at length."""
 
+import errno
 import os
 import socket
 import threading
@@ -16,6 +17,7 @@ from tokendrop.output import log
 _POLL_S, _CONNECT_S = 1.0, 10.0
 # a head of a cluster may be started again; Ray itself gives up after a minute
 _LOST_ALONE_S, _LOST_S = 3.0, 45.0
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _RAY_WAITS = "RAY_gcs_rpc_server_reconnect_timeout_s"  # a setting of Ray's for heads that come back
 
 
@@ -47,13 +49,14 @@ class HeadWatch:
             try:
                 socket.create_connection(self.address, timeout=_CONNECT_S).close()
                 was_reached, failing_since = True, None
-            except (ConnectionError, TimeoutError) as error:  # other errors are of this process
+            except OSError as error:
+                if not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _UNREACHABLE:
+                    failing_since = None  # it is of this process
+                    continue
                 now = time.monotonic()
                 if was_reached and failing_since is not None and now - failing_since > self._patience_s:
                     self._exit(error)
                 failing_since = now if failing_since is None else failing_since
-            except OSError:
-                failing_since = None
 
     def _exit(self, error: OSError) -> None:
         address = ":".join(map(str, self.address))

@@ -14,7 +14,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.files import read_mapping
 from tokendrop.data.corpus.sources import list_files
 from tokendrop.errors import UserError, first_line
-from tokendrop.launch.results import absolute_in
+from tokendrop.launch.results import absolute_in, is_task_file
 from tokendrop.output import log
 from tokendrop.secrets import redact
 
@@ -144,12 +144,17 @@ def check_read(config: ExperimentConfig, upload: Upload) -> None:
         check(f"data.{split}_corpus", corpus)
     if data.tokenizer and _is_relative(data.tokenizer):
         upload.check_holds(upload.folder / data.tokenizer, "data.tokenizer:")
-    place = config.model.init_from
-    if place and _is_left_behind(place, upload):
-        raise UserError(
-            f"model.init_from: {place} is on this machine and not in the upload; want a path that every node has,"
-            " or a folder that .gitignore and .rayignore do not leave out"
-        )
+    for task in config.evaluate.tasks:
+        if is_task_file(task) and _is_relative(task):
+            upload.check_holds(upload.folder / task, "evaluate.tasks:")
+    folders = {"task_data": config.evaluate.task_data, "include": config.evaluate.include}
+    places = {"model.init_from": config.model.init_from, **{f"evaluate.{key}": one for key, one in folders.items()}}
+    for key, place in places.items():
+        if place and _is_left_behind(place, upload):
+            raise UserError(
+                f"{key}: {place} is on this machine and not in the upload; want a path that every node has,"
+                " or a folder that .gitignore and .rayignore do not leave out"
+            )
 
 
 def warn_about_paths(config: ExperimentConfig) -> None:
@@ -174,6 +179,7 @@ def _paths(config: ExperimentConfig) -> dict[str, Any]:
         "data.corpus": data.corpus,
         **{f"data.{split}_corpus": corpus for split, corpus in data.held_out_corpora.items()},
         "model.init_from": config.model.init_from,
+        **{f"evaluate.{key}": getattr(config.evaluate, key) for key in ("tasks", "task_data", "include")},
         "data.sources": [asdict(one) for one in data.sources],
         "track.uri": config.track.uri,
     }

@@ -11,7 +11,7 @@ from types import TracebackType
 import ray
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.prepare.pipeline import NOT_TO_THE_END, StoppedError, find_corpus, prepare
+from tokendrop.data.prepare.pipeline import NOT_TO_THE_END, Corpus, StoppedError, find_corpus, prepare
 from tokendrop.data.prepare.stored import bytes_at_once, stored_shards
 from tokendrop.data.read.row_reader import FAILED, note_failure, noted_failure
 from tokendrop.data.shards.cache import ShardCache
@@ -39,7 +39,11 @@ class Preparation:
             UserError: the corpus can't be listed, or the store does not have what the job wants.
         """
         self.config, self.shards = config, shards or stored_shards(config)
-        self.folder = self.shards or find_corpus(config).folder
+        if self.shards is None:
+            self._corpus: Corpus | None = find_corpus(config)
+            self.folder = self._corpus.folder
+        else:
+            self._corpus, self.folder = None, self.shards
         self._most_workers = config.most_workers
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
@@ -103,7 +107,7 @@ class Preparation:
                 progress(documents, tokens)
 
             try:
-                return prepare(self.config, progress=tell)
+                return prepare(self.config, corpus=self._corpus, progress=tell)
             except (UserError, StoppedError):
                 raise
             except Exception as error:  # before it held the lock: the workers would wait for rows that never come

@@ -28,7 +28,8 @@ def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
         data = replace(config.data, folder=absolute(config.data.folder, results))
         there, place = absolute_in(config, results), config.model.init_from
         is_here = place is not None and Path(place).exists()
-        return replace(there, data=data, model=config.model if is_here else there.model)
+        model = config.model if is_here else there.model
+        return replace(there, data=data, model=model, evaluate=config.evaluate)
     return absolute_in(config, root)
 
 
@@ -61,10 +62,15 @@ def _tasks_in(evaluate: EvaluateConfig, folder: Path) -> EvaluateConfig:
     """Where task files and the documents of tasks are read; other tasks are names."""
     return replace(
         evaluate,
-        tasks=tuple(absolute(task, folder) if task.endswith((".yaml", ".yml")) else task for task in evaluate.tasks),
+        tasks=tuple(absolute(task, folder) if is_task_file(task) else task for task in evaluate.tasks),
         task_data=evaluate.task_data and absolute(evaluate.task_data, folder),
         include=evaluate.include and absolute(evaluate.include, folder),
     )
+
+
+def is_task_file(task: str) -> bool:
+    """Whether one of `evaluate.tasks` is a path; else it is a name."""
+    return task.endswith((".yaml", ".yml"))
 
 
 def _existing(place: str | None, folder: Path) -> str | None:

@@ -39,7 +39,7 @@ WITHOUT_DROPOUT = ("train.micro_batch",)
 
 
 def check_goes_on(config: ExperimentConfig, run: Path) -> None:
-    """Check that this job can go on from the checkpoints of `run`, as what it was; damaged ones are set aside.
+    """Check that this job can go on from the checkpoints of `run`, as what it was.
 
     Raises:
         UserError: something that decides what is trained is another, or the checkpoint does not hold tensors.
@@ -71,7 +71,13 @@ def check_goes_on(config: ExperimentConfig, run: Path) -> None:
             )
     if not config.drop.adaptive:  # whose decisions are those of the run
         check_consumed(config, decided, step, run=run, keys=["train.length"])
-    set_aside(checkpoint)
+
+
+def take_up(config: ExperimentConfig, run: Path) -> None:
+    """As `check_goes_on`, by who holds the run's lock: checkpoints that are damaged get another name."""
+    check_goes_on(config, run)
+    if newest := newest_whole(run / CHECKPOINTS):
+        set_aside(newest)
 
 
 def check_consumed(

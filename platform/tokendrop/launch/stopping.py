@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from select import select
 
 STOPPED = 130  # exit code
 _GRACE_S = 8.0
+_GO_ON = b"\0"  # no signal's number
 _SAVE_S = 6.0  # of it, for a run's workers to save a checkpoint and end
 
 
@@ -37,11 +39,31 @@ def stopping_in_time() -> Iterator[None]:
 
 def _end_after_signal(heard: int) -> None:
     while number := os.read(heard, 1):
-        if number[0] in (signal.SIGINT, signal.SIGTERM):
-            time.sleep(_GRACE_S)
+        if number[0] in (signal.SIGINT, signal.SIGTERM) and not _is_called_off(heard):
             print("tokendrop: stopped", file=sys.stderr, flush=True)
             os._exit(STOPPED)
     os.close(heard)
+
+
+def _is_called_off(heard: int) -> bool:
+    """Whether `go_on` is called within the grace."""
+    deadline = time.monotonic() + _GRACE_S
+    while (left := deadline - time.monotonic()) > 0:
+        if select([heard], [], [], left)[0]:
+            number = os.read(heard, 1)
+            if number == _GO_ON:
+                return True
+            if not number:  # the block has ended, and the process is about to
+                time.sleep(max(0.0, deadline - time.monotonic()))
+    return False
+
+
+def go_on() -> None:
+    """Within a block of `stopping_in_time`, in the main thread: a KeyboardInterrupt was dealt with, and is no end."""
+    told = signal.set_wakeup_fd(-1)
+    if told != -1:
+        signal.set_wakeup_fd(told)
+        os.write(told, _GO_ON)
 
 
 def run_until_stopped(work: Callable[[], None], *, stop: Callable[[], None]) -> None:

@@ -114,12 +114,14 @@ def connect_dashboard(address: str | None) -> tuple[JobSubmissionClient, str]:
     address = address or from_variables
     address = address if "://" in address else f"http://{address}"
     fix = "start one with 'ray start --head', or give the address of its dashboard, http://HOST:8265"
-    url = urlsplit(address)
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise UserError(f"--address {address}: want the address of a Ray dashboard, http://HOST:8265")
     try:
+        url = urlsplit(address)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise UserError(f"--address {address}: want the address of a Ray dashboard, http://HOST:8265")
         port = url.port or (443 if url.scheme == "https" else 80)
         socket.create_connection((url.hostname, port), timeout=_CONNECT_TIMEOUT_S).close()
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"--address {address}: {error}; want http://HOST:8265") from None
     except OSError as error:

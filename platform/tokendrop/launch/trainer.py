@@ -31,7 +31,7 @@ from tokendrop.launch.memory import check_memory
 from tokendrop.launch.prepare import Preparation
 from tokendrop.launch.process_group import torch_config
 from tokendrop.launch.results import with_absolute_paths
-from tokendrop.launch.resume import check_goes_on, check_same_rows, shards_at_hand
+from tokendrop.launch.resume import check_goes_on, check_same_rows, shards_at_hand, take_up
 from tokendrop.launch.room import check_ray, check_room, legal_sizes, resources_of, text_of
 from tokendrop.launch.separate_disks import reaching_driver
 from tokendrop.launch.stopping import run_until_stopped
@@ -96,8 +96,8 @@ def run_training(
             check_same_rows(resume, data)
         run = create_run_folder(config) if resume is None else resume.absolute()
         with exclusive_lock(run, patience_s=_LEAVING_S), kept_in_store(run) as home:
-            if home is not None and resume is not None:
-                check_goes_on(config, resume)  # from the newest checkpoint there
+            if resume is not None:
+                take_up(config, resume)  # from what is the newest checkpoint now, here or in the store
             describe_run(run, config, data)
             if home is not None:
                 home.begin()

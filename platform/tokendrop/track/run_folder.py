@@ -19,7 +19,7 @@ from tokendrop.config.files import is_uri
 from tokendrop.config.load import dump_job, load_job
 from tokendrop.data.shards.format import MANIFEST, TOKENIZER
 from tokendrop.errors import DamagedDataError, UserError
-from tokendrop.track.decisions import begin_decisions, with_decisions
+from tokendrop.track.decisions import DECISIONS, begin_decisions, with_decisions
 from tokendrop.track.environment import describe_driver
 from tokendrop.track.journal import STEPS, read_events, read_steps
 from tokendrop.track.run_copy import bring, is_there, set_apart
@@ -73,7 +73,7 @@ def begun_run(config: ExperimentConfig) -> Path | None:
             set_apart(folder)
     if not (folder / DATA).is_file():
         seen = {path.name for path in folder.glob("*") if not path.name.startswith(".")}
-        if seen <= {JOB, PLAN, ENVIRONMENT, TOKENIZER, plugin.COPIES}:  # less than a run writes first
+        if seen <= {JOB, PLAN, ENVIRONMENT, TOKENIZER, DECISIONS, plugin.COPIES}:  # less than a run writes first
             return None
         raise UserError(f"run: {folder} is no run folder, and not empty; want another name")
     begun, _ = open_run_folder(folder)

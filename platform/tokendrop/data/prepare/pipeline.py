@@ -101,19 +101,25 @@ def find_corpus(config: ExperimentConfig) -> Corpus:
     return Corpus(files, sources, splits, shards / _fingerprint(config, files, sources, splits))
 
 
-def prepare(config: ExperimentConfig, *, progress: Progress = lambda documents, tokens: None) -> Path:
+def prepare(
+    config: ExperimentConfig,
+    *,
+    corpus: Corpus | None = None,
+    progress: Progress = lambda documents, tokens: None,
+) -> Path:
     """The folder of a job's token shards, made or finished when it is not whole yet. Needs a running Ray.
 
     Where another process prepares the same, this one waits for it. A `data.folder` in a store is only read.
 
     Args:
+        corpus: what `find_corpus` has found just now; looked for when left out.
         progress: told the documents read and the tokens committed so far.
     Raises:
         UserError: the corpus or the tokenizer is wrong; what is committed stays for the next attempt.
     """
     if stored := stored_shards(config):
         return stored
-    corpus = find_corpus(config)
+    corpus = corpus or find_corpus(config)
     folder = corpus.folder
     if (folder / MANIFEST).exists():
         check_form(config, read_header(folder))
