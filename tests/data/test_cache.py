@@ -135,7 +135,7 @@ def test_nothing_is_written_while_another_process_removes_left_overs():
         before = (folder / ORIGIN).read_bytes()
         with ThreadPoolExecutor(1) as pool:
             with exclusive_lock(cache):
-                other = pool.submit(opened, uri, cache, 2 * size)
+                other = pool.submit(opened, uri, cache, 2 * size, name=folder.name)
                 time.sleep(0.2)
                 assert not other.done()
                 assert {path.name for path in folder.iterdir()} == {MANIFEST, SHARDS, TOKENIZER, ORIGIN}

@@ -88,14 +88,14 @@ def test_a_saved_model_is_read_by_timm_and_by_us(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pixels", [(40, 30), (30, 40), (32, 32)])
 def test_timm_sees_held_out_images_as_we_do(tmp_path: Path, crop: Any, pixels: tuple[int, int]) -> None:
     """By the settings that the saved model has."""
-    job = experiment(task={"kind": "image_classification", "crop": crop}, model={**MODEL, "image_size": 24})
+    job = experiment(task={"kind": "image_classification", "crop": crop}, model={**MODEL, "image_size": 27})
     assert isinstance(job.task, ImageClassification)
     task = job.task.build(job)
     task.export(task.build_model(seed=1), label_vocabulary(["a", "b", "c"]), tmp_path)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     transform = create_transform(**resolve_model_data_config(theirs))
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*pixels, 3), dtype=np.uint8))
-    ours = ImageReader(size=24, crop=crop, augment="none", mean=job.task.mean, std=job.task.std, seed=1, threads=1)
+    ours = ImageReader(size=27, crop=crop, augment="none", mean=job.task.mean, std=job.task.std, seed=1, threads=1)
     torch.testing.assert_close(transform(image), ours.held_out([file_of(image)])[0])
 
 

@@ -198,6 +198,25 @@ def test_it_wants_the_workers_that_the_run_itself_would(simulation: Simulation, 
     assert run._fit() == decider.start(int(run.step), possible=run.nodes.places, waited_s=1e9, is_restart=True)
 
 
+class Asked(Nodes):
+    """Nodes that tell how many workers they were wanted for."""
+
+    most = 0
+
+    def want(self, workers: int) -> None:
+        self.most = max(self.most, workers)
+        super().want(workers)
+
+
+@given(simulations(waits=False))
+def test_before_its_first_step_a_run_asks_for_its_first_workers_alone(simulation: Simulation) -> None:
+    """As where one was lost before, and comes back."""
+    run = _Run(simulation, nodes := Asked(simulation.profile, Random(1)))
+    run.workers = simulation.sizes[0]
+    run._reach(0)
+    assert nodes.most == simulation.target(0)
+
+
 def test_a_loss_hits_a_group_by_its_share_of_the_nodes() -> None:
     profile = replace(MEASURED, node_losses_per_hour=1.0)
     hits = 0
