@@ -64,7 +64,7 @@ def read_only() -> Iterator[list[Path]]:
 def test_a_run_goes_on_from_another_folder_without_its_corpus_and_on_shards_that_stay_as_they_are(
     user: Path, elsewhere: Path, read_only: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main(["train", "tiny.yaml", *FROM_ITS_FOLDER])
+    main(["train", "tiny.yaml", *FROM_ITS_FOLDER, "drop.schedule.until=2 steps"])
     run = user / "runs" / "mine"
     _, shards = open_run_folder(run)
     monkeypatch.chdir(elsewhere)
