@@ -10,10 +10,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from strategies import MEASURED, plans
-from tokendrop.bench.resizes import with_resizes
+from tiny import experiment
+from tokendrop.bench.resizes import plan_with_resizes, with_resizes
+from tokendrop.errors import UserError
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.schedule.scaling import pause_s, step_s
 from tokendrop.track.journal import METRICS
+from tokendrop.track.run_folder import describe_run
 
 
 def write_pauses(run: Path, pauses: list[tuple[list[int], float]]) -> None:
@@ -39,6 +42,16 @@ def test_half_of_the_resizes_took_longer_than_planned_and_half_did_not(plan: Run
         for step, ((before, after), seconds) in enumerate(pauses)
     ]
     assert median(longer) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_run_whose_micro_batch_has_changed_since_is_refused(tmp_path: Path) -> None:
+    config = experiment(train__micro_batch=8)  # of a global batch of 8
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tokenizer.json").write_text("{}")
+    describe_run(tmp_path, config, tmp_path / "data")
+    write_pauses(tmp_path, [([1, 2], 9.0)])
+    with pytest.raises(UserError, match=r"micro batch never changed; 2 workers do not share it now$"):
+        plan_with_resizes(tmp_path)
 
 
 def test_a_run_whose_workers_never_changed_is_refused_before_anything_is_timed(tmp_path: Path, complaint) -> None:

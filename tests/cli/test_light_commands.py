@@ -96,6 +96,19 @@ def test_with_the_platform_alone_evaluation_names_its_own_extra(tmp_path: Path) 
     assert all(err.endswith(" is not installed; pip install 'tokendrop[eval]'\n") for _, _, err in ends), ends
 
 
+@pytest.mark.parametrize("package", ["timm", "torchvision", "PIL"])
+def test_what_images_need_is_an_extra_of_its_own(package: str, monkeypatch: pytest.MonkeyPatch, complaint) -> None:
+    from tokendrop.cli import export, main
+
+    def lacks(*_: object) -> None:
+        raise ModuleNotFoundError(name=package)
+
+    monkeypatch.setattr(export, "run_here", lacks)
+    monkeypatch.setattr(main, "find_spec", lambda name: None)
+    said = complaint("export", "runs/vit", "--to", "vit")
+    assert said == f"export: {package} is not installed; pip install 'tokendrop[vision]'"
+
+
 def test_a_module_of_ours_that_is_missing_is_no_matter_of_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     from tokendrop.cli import main, plan
 

@@ -147,6 +147,8 @@ def test_nothing_or_something_else_at_the_address_is_one_sentence(folder: Path):
     for address in ("ray://127.0.0.1:10001", "http://", "auto://x"):
         with pytest.raises(UserError, match="want the address of a Ray dashboard"):
             submit.connect_dashboard(address)
+    with pytest.raises(UserError, match=r"^--address http://\[::1: .*want http://HOST:8265$"):
+        submit.connect_dashboard("http://[::1")
     with pytest.raises(UserError, match="Port out of range"):
         submit.connect_dashboard("http://127.0.0.1:99999")
 

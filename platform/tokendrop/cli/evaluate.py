@@ -9,7 +9,7 @@ from typing import Any
 
 from tokendrop.cli.arguments import path, run_here, run_place, whole
 from tokendrop.cli.command import Command, Outcome, fail
-from tokendrop.config.files import unusable_path
+from tokendrop.config.files import is_task_file, unusable_path
 from tokendrop.errors import UserError, cause_of
 from tokendrop.output import json_text, log, table
 from tokendrop.secrets import redact_all
@@ -92,7 +92,7 @@ def evaluate_all(paths: Sequence[Path], evaluation: Any) -> list[dict[str, Any]]
     # tasks may run in another folder
     evaluation = replace(
         evaluation,
-        tasks=[str(Path(task).absolute()) if Path(task).is_file() else task for task in evaluation.tasks],
+        tasks=[str(Path(task).absolute()) if is_task_file(task) else task for task in evaluation.tasks],
         include=evaluation.include and evaluation.include.absolute(),
         task_data=evaluation.task_data and evaluation.task_data.absolute(),
     )

@@ -108,6 +108,11 @@ def is_uri(text: str) -> bool:
     return "://" in text
 
 
+def is_task_file(task: str) -> bool:
+    """Whether a task of lm-eval is given by its file; else it is a name, whatever lies in the folder."""
+    return task.endswith((".yaml", ".yml"))
+
+
 def not_a_folder(text: str) -> str | None:
     """Why this is no path of a folder or a file that every worker shares; None where it is one."""
     if is_uri(text):

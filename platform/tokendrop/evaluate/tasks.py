@@ -15,13 +15,12 @@ import huggingface_hub
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks.manager import TaskDict
 
+from tokendrop.config.files import is_task_file
 from tokendrop.errors import UserError
 from tokendrop.evaluate import squad_metrics
 from tokendrop.evaluate.suites import SUITES
 from tokendrop.evaluate.task_data import members_of, on_local_files, task_name
 from tokendrop.secrets import redact
-
-_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ def find_tasks(tasks: Sequence[str], include: Path | None, task_data: Path | Non
         raise UserError(f"include: {include} is not a folder; want one that holds task files (.yaml)")
     if task_data is not None and not task_data.is_dir():
         raise UserError(f"--task-data: {task_data} is not a folder; want one that holds TASK/SPLIT.jsonl")
-    files = {task: Path(task).resolve() for task in tasks if task.endswith(_SUFFIXES)}
+    files = {task: Path(task).resolve() for task in tasks if is_task_file(task)}
     for file, path in files.items():
         if not path.is_file():
             raise UserError(f"tasks: there is no task file {file}")

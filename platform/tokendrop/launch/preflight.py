@@ -11,10 +11,10 @@ from pathspec import PathSpec
 
 from tokendrop.config import plugin
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.files import read_mapping
+from tokendrop.config.files import is_task_file, read_mapping
 from tokendrop.data.corpus.sources import list_files
 from tokendrop.errors import UserError, first_line
-from tokendrop.launch.results import absolute_in, is_task_file
+from tokendrop.launch.results import absolute_in
 from tokendrop.output import log
 from tokendrop.secrets import redact
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.config.files import is_uri
+from tokendrop.config.files import is_task_file, is_uri
 from tokendrop.config.run import EvaluateConfig
 from tokendrop.launch.cluster import in_job_copy
 from tokendrop.output import log
@@ -66,11 +66,6 @@ def _tasks_in(evaluate: EvaluateConfig, folder: Path) -> EvaluateConfig:
         task_data=evaluate.task_data and absolute(evaluate.task_data, folder),
         include=evaluate.include and absolute(evaluate.include, folder),
     )
-
-
-def is_task_file(task: str) -> bool:
-    """Whether one of `evaluate.tasks` is a path; else it is a name."""
-    return task.endswith((".yaml", ".yml"))
 
 
 def _existing(place: str | None, folder: Path) -> str | None:
