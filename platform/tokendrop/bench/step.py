@@ -26,16 +26,24 @@ _MODELS = {  # of each kind, its task and what its presets leave open; vocabular
     "bert": ("masked_lm", {"vocab_size": 30592}),
     "vit": ("image_classification", {"classes": 1000}),
 }
+_MICRO_BATCHES = {"gpt": 8, "bert": 8, "vit": 32}  # of images as in jobs/paper
 _SHARES = (16, 8, 4, 2, 1)
 
 
 def bench_step(
-    *, preset: str | None, micro_batch: int, precision: str, compiled: bool, rounds: int, log: Callable[[str], None]
+    *,
+    preset: str | None,
+    micro_batch: int | None,
+    precision: str,
+    compiled: bool,
+    rounds: int,
+    log: Callable[[str], None],
 ) -> dict[str, Any]:
     """Time whole training steps (draw, forward, backward, clip, AdamW) at kept lengths from 1/16 to full."""
     device = pick_device()
     tune_cpu()
     dtype = pick_dtype(precision, device)
+    micro_batch = micro_batch or _MICRO_BATCHES[PRESETS[preset or _GPU_PRESET]]
     job = _job(preset, micro_batch, precision, compiled, device)
     config, batch = job.model, job.task.build(job).random_batch(micro_batch, device)
 
@@ -48,8 +56,7 @@ def bench_step(
         (optimizer,) = build_optimizers(plain.model.to(device), job.train)
         cases[plain.name] = partial(timed, partial(plain_step, plain, optimizer, batch, dtype), batch)
     else:
-        library, extra = ("timm", "vision") if config.kind == "vit" else ("transformers", "eval")
-        log(f"peer     {library} is not installed, and left out; pip install 'tokendrop[{extra}]'")
+        log(_peer_is_missing(config.kind))
     for warm_up in cases.values():
         warm_up()
         warm_up()
@@ -63,6 +70,11 @@ def bench_step(
     command = f"tokendrop bench step --micro-batch {micro_batch} --precision {precision_name} --rounds {rounds}"
     command += f" --preset {preset}" if preset else ""
     return bench_result("step", figures, command + (" --compile" if compiled else ""))
+
+
+def _peer_is_missing(kind: str) -> str:
+    library, extra = ("timm", "vision") if kind == "vit" else ("transformers", "eval")
+    return f"peer     {library} is not installed, and left out; pip install 'tokendrop[{extra}]'"
 
 
 def _figures(seconds: Mapping[str, list[float]], config: ModelConfig, lengths: Mapping[str, int]) -> dict[str, Any]:

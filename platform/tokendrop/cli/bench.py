@@ -50,7 +50,7 @@ def _add_job(parser: argparse.ArgumentParser, usual: str) -> None:
 def _step_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rounds(parser)
     parser.add_argument("--preset", choices=PRESETS, help="model; by device when left out")
-    parser.add_argument("--micro-batch", type=whole(1), default=8, help="sequences of one step (default 8)")
+    parser.add_argument("--micro-batch", type=whole(1), help="sequences of one step (default 8, of images 32)")
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
     parser.add_argument("--compile", action="store_true", help="torch.compile each layer")
 

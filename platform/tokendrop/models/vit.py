@@ -12,7 +12,7 @@ from tokendrop.models.attention import full_attention
 from tokendrop.models.layer import Layer
 
 # Dimensions: B micro batch, C channels, X and Y pixels, S tokens (kept ones in a dropped layer), D width, H heads,
-# W head width, K classes.
+# W head width, P values of a patch, K classes.
 
 _EPS = 1e-6
 
@@ -75,7 +75,12 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(3, config.width, config.patch_size, config.patch_size)
 
     def forward(self, pixels_BCYX: Tensor) -> Tensor:
-        return self.proj(pixels_BCYX).flatten(2).transpose(1, 2)
+        # as one matrix product: on a CPU in bf16 a third of a convolution's time
+        batch, channels, height, width = pixels_BCYX.shape
+        size = self.proj.kernel_size[0]
+        grid = pixels_BCYX.view(batch, channels, height // size, size, width // size, size).permute(0, 2, 4, 1, 3, 5)
+        patches_BSP = grid.flatten(3).flatten(1, 2)
+        return F.linear(patches_BSP, self.proj.weight.flatten(1), self.proj.bias)
 
 
 class VitLoss(NamedTuple):
