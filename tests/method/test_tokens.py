@@ -1,11 +1,13 @@
 """Gather and combine, against torch.gather and Tensor.scatter."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tokendrop.method import DrawContext, Uniform, combine_tokens, gather_tokens
+from tokendrop.method import DrawContext, Stream, Uniform, combine_tokens, gather_tokens
 
 WIDTH = 3
 EXACT = 1e-12  # float64; the order of additions may differ
@@ -27,9 +29,9 @@ def a_layer() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double()
 
 
-def through(hidden_BSD: Tensor, kept_BK: Tensor, layer: nn.Module) -> Tensor:
-    kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK)
-    return combine_tokens(rest_BSD, layer(kept_BKD), kept_BK)
+def through(hidden_BSD: Tensor, kept_BK: Tensor, layer: nn.Module, stream: Stream | None = None) -> Tensor:
+    kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK, stream)
+    return combine_tokens(rest_BSD, layer(kept_BKD), kept_BK, stream)
 
 
 def by_torch(hidden_BSD: Tensor, kept_BK: Tensor, layer: nn.Module) -> Tensor:
@@ -91,3 +93,59 @@ def test_the_outputs_take_the_dtype_of_the_residual_stream() -> None:
     combined = combine_tokens(rest, out, kept_BK)
     assert combined.dtype == torch.float32
     assert combined.sum(-1).tolist() == [[WIDTH, 0, WIDTH, 0]]
+
+
+def along(kinds: list[str], hidden_BSD: Tensor, kept_BK: Tensor, layer: nn.Module, stream: Stream | None) -> Tensor:
+    """Layers that drop tokens, of two kinds of positions, and whole ones, one after the other."""
+    positions = {"dropped": kept_BK, "dropped elsewhere": (hidden_BSD.shape[1] - 1 - kept_BK).flip(1)}
+    for kind in kinds:
+        if kind == "whole":
+            hidden_BSD = hidden_BSD + layer(hidden_BSD)
+        else:
+            hidden_BSD = through(hidden_BSD, positions[kind], layer, stream)
+    return hidden_BSD
+
+
+@given(cases(), st.lists(st.sampled_from(["dropped", "dropped elsewhere", "whole"]), min_size=1, max_size=6))
+def test_a_stream_changes_no_bit(case: tuple[Tensor, Tensor], kinds: list[str]) -> None:
+    hidden_BSD, kept_BK = case
+    before, layer = hidden_BSD.clone(), a_layer()
+    inputs = (hidden_BSD.requires_grad_(), *layer.parameters())
+    plain, streamed = (along(kinds, hidden_BSD, kept_BK, layer, stream) for stream in (None, Stream()))
+    assert torch.equal(plain, streamed)
+    for loss in (Tensor.sum, lambda out: out.square().sum()):  # the gradient of a sum is one number, seen many times
+        grads = [torch.autograd.grad(loss(out), inputs, retain_graph=True) for out in (plain, streamed)]
+        assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    assert torch.equal(hidden_BSD, before)
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies of all tokens."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.numel, self.seen = numel, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen += func is torch.ops.aten.clone.default and args[0].numel() == self.numel
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("streams", "copies"), [(False, 5 + 5), (True, 2 + 2)])
+def test_a_stream_copies_all_tokens_once_in_each_direction(streams: bool, copies: int) -> None:
+    """For each row of dropped layers; a whole layer is between the two rows."""
+    hidden_BSD, kept_BK = torch.randn(2, 8, WIDTH, dtype=torch.float64), torch.tensor([[0, 3], [2, 5]])
+    kinds = ["dropped", "dropped elsewhere", "dropped", "whole", "dropped", "dropped elsewhere"]
+    with Copies(hidden_BSD.numel()) as counted:
+        along(kinds, hidden_BSD.requires_grad_(), kept_BK, a_layer(), Stream() if streams else None).sum().backward()
+    assert counted.seen == copies
+
+
+def test_a_stream_does_not_write_over_what_an_operation_has_saved() -> None:
+    hidden_BSD, kept_BK = torch.randn(1, 4, WIDTH, dtype=torch.float64), torch.tensor([[0, 2]])
+    layer, stream = a_layer(), Stream()
+    first = through(hidden_BSD, kept_BK, layer, stream)
+    saved = first.square().sum()
+    out = through(first, kept_BK, layer, stream)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (out.sum() + saved).backward()

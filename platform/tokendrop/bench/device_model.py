@@ -15,7 +15,7 @@ from tokendrop.bench.reference import Plain, plain_model
 from tokendrop.bench.step import plain_step, synchronize, timed, timed_step
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.method import Dropping
-from tokendrop.method.tokens import combine_tokens, gather_tokens
+from tokendrop.method.tokens import Stream, combine_tokens, gather_tokens
 from tokendrop.models.batch import Batch
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.optimizer import build_optimizers
@@ -114,10 +114,10 @@ class Subject:
         hidden_BSD, grad_BSD = (torch.randn(shape, device=self.batch.device) for _ in range(2))
 
         def move() -> None:
-            out_BSD = hidden_BSD.detach().requires_grad_()
+            out_BSD, stream = hidden_BSD.detach().requires_grad_(), Stream()
             for kept_BK in kept:
-                kept_BKD, rest_BSD = gather_tokens(out_BSD, kept_BK)
-                out_BSD = combine_tokens(rest_BSD, kept_BKD, kept_BK)
+                kept_BKD, rest_BSD = gather_tokens(out_BSD, kept_BK, stream)
+                out_BSD = combine_tokens(rest_BSD, kept_BKD, kept_BK, stream)
             out_BSD.backward(grad_BSD)
 
         return move

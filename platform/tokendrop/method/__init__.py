@@ -13,7 +13,7 @@ from tokendrop.method.dropper import Dropping
 from tokendrop.method.learned_router import LearnedRouter
 from tokendrop.method.route import HighestScore, Route, RunsLayer, Selector, Uniform, routes_along
 from tokendrop.method.scores import TokenScores
-from tokendrop.method.tokens import combine_tokens, gather_tokens
+from tokendrop.method.tokens import Stream, combine_tokens, gather_tokens
 from tokendrop.method.whole_sequences import WholeSequences
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Route",
     "RunsLayer",
     "Selector",
+    "Stream",
     "TokenScores",
     "Uniform",
     "WholeSequences",

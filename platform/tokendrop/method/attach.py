@@ -22,6 +22,7 @@ def attach(
     full_length_layers: Sequence[int] = (0, -1),
     blocks: Sequence[nn.Module] | None = None,
     side_inputs: TokenDims | None = None,
+    in_place: bool = False,
 ) -> Dropping:
     """Let the layers of a transformer drop tokens; parameter names and values stay as they are.
 
@@ -42,6 +43,9 @@ def attach(
         full_length_layers: layers that go on seeing every token, numbered from 0, or from the end when negative.
         blocks: the layers in order; found by themselves when left out.
         side_inputs: for arguments of the layers that are not known here, the dimensions along which tokens lie.
+        in_place: whether layers may write over what the dropped layer before them handed on, which spares a copy of
+            (B, S, D) in each direction. Nothing but the next layer may read it then: no skip connection between
+            layers, no recorded hidden states, no activation checkpoint around a layer.
     Returns:
         What to call `draw` on before each forward pass in training. Whoever forgets is warned once: where the model
         trains and nothing was drawn, or where it is called with other inputs or weights on the same draw. That is told
@@ -61,7 +65,7 @@ def attach(
     routes = [route.within(len(layers)) for route in routes]
     check_apart(routes)
     add_router(model, routes)
-    dropping = Dropping(routes, seed=seed, side_inputs=side_inputs or {})
+    dropping = Dropping(routes, seed=seed, side_inputs=side_inputs or {}, in_place=in_place)
     # Whole layers too: torch.compile tells classes apart, and would compile the full length once for each.
     for number, layer in enumerate(layers):
         layer.__class__ = dropped_class(type(layer))

@@ -22,7 +22,7 @@ from tokendrop.method.side_inputs import (
     rope_of_kept,
     without_cache,
 )
-from tokendrop.method.tokens import combine_tokens, entering, gather_tokens
+from tokendrop.method.tokens import Stream, combine_tokens, entering, gather_tokens
 from tokendrop.method.whole_sequences import WholeSequences
 
 # Dimensions: B micro batch, S sequence, K kept length, D width.
@@ -31,10 +31,11 @@ from tokendrop.method.whole_sequences import WholeSequences
 class Dropping:
     """The drops of one model: drawn before each forward pass, read by its dropped layers."""
 
-    def __init__(self, routes: Sequence[Route], *, seed: int, side_inputs: TokenDims) -> None:
+    def __init__(self, routes: Sequence[Route], *, seed: int, side_inputs: TokenDims, in_place: bool = False) -> None:
         """
         Args:
             routes: numbered from 0, with no layer in two of them.
+            in_place: as of `attach`.
         """
         self.routes = tuple(sorted(routes, key=lambda route: route.first))
         self.layers = tuple(layer for route in self.routes for layer in range(route.first, route.last + 1))
@@ -48,6 +49,7 @@ class Dropping:
         """By the first layer of each route that drops tokens."""
         self._rest: dict[int, tuple[Tensor, bool]] = {}
         """By the first layer of a route that tokens have left: what they rejoin, and whether gradients were wanted."""
+        self._stream = Stream() if in_place else None
         self._leading = 0
         """Tokens at the begin of every sequence that always stay."""
         self._use = DrawUse()
@@ -186,7 +188,7 @@ class Dropping:
                 f"kept tokens were drawn for {batch} sequences of {self._sequence_length} tokens, layer {layer} got"
                 f" {tuple(hidden_BSD.shape[:2])} and not {(batch, length)}; call draw() before each forward pass"
             )
-        is_first = layer == route.first and not torch.compiler.is_compiling()
+        is_first = layer == route.first and self._stream is None and not torch.compiler.is_compiling()
         return entering(hidden_BSD, kept_BK) if is_first else hidden_BSD
 
     def leave(self, layer: int, hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
@@ -194,7 +196,7 @@ class Dropping:
         route = self._route_of[layer]
         if layer > route.first:
             return hidden_BSD
-        kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK)
+        kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK, self._stream)
         self._rest[route.first] = rest_BSD, torch.is_grad_enabled()
         return kept_BKD
 
@@ -214,7 +216,7 @@ class Dropping:
                 f"layers {route.first} to {route.last} share their kept tokens, so a reentrant checkpoint around one of"
                 " them would lose gradients; want checkpoint(..., use_reentrant=False)"
             )
-        return combine_tokens(rest_BSD, out_BKD, kept_BK)
+        return combine_tokens(rest_BSD, out_BKD, kept_BK, self._stream)
 
     def side_inputs_of(self, layer: nn.Module, sides: Mapping[str, Any], kept_BK: Tensor) -> dict[str, Any]:
         """A layer's inputs beside its hidden states, restricted to the kept tokens."""
@@ -230,4 +232,5 @@ class Dropping:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to one forward pass: a copy has draws of its own."""
-        return {**vars(self), "_kept": {}, "_rest": {}, "_is_drawn": False, "_drops": False}
+        stream = self._stream and Stream()
+        return {**vars(self), "_kept": {}, "_rest": {}, "_stream": stream, "_is_drawn": False, "_drops": False}

@@ -1,6 +1,8 @@
 """Gather kept tokens out of the hidden states, and combine a layer's outputs with the dropped ones."""
 
+from dataclasses import dataclass
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -10,21 +12,59 @@ from torch.autograd.function import once_differentiable
 # Written in pairs because the generic pair (torch.gather, Tensor.scatter) moves the full (B, S, D) more often than
 # needed: it zero-fills it, scatters into it and adds it up in the backward pass, and keeps it alive for that. Here
 # the dropped tokens travel from gather to combine as `rest`, and the backward pass writes the kept tokens' gradients
-# over their rows of `rest`'s gradient: one copy of (B, S, D) each way, and nothing saved but the indices.
+# over their rows of `rest`'s gradient: one copy of (B, S, D) each way, and nothing saved but the indices. Pairs that
+# follow each other do without these copies too, in a `Stream`.
 
 
-def gather_tokens(hidden_BSD: Tensor, kept_BK: Tensor) -> tuple[Tensor, Tensor]:
+class Stream:
+    """The hidden states that dropped layers hand on to each other, where nothing else reads them.
+
+    The first layer's combine copies; those after it write into its copy, and in the backward pass alike. Autograd
+    raises an error where an operation has saved what was written over.
+    """
+
+    def __init__(self) -> None:
+        self._passage = _Passage()
+        self._handed_on: ReferenceType[Tensor] | None = None
+
+    def enter(self, hidden_BSD: Tensor) -> "_Passage":
+        """A layer begins; it may write over its input if that is what the last one handed on."""
+        is_ours = self._handed_on is not None and self._handed_on() is hidden_BSD
+        self._passage.owns_gradient, self._passage = is_ours, _Passage(owns_input=is_ours)
+        return self._passage
+
+    @property
+    def owns_input(self) -> bool:
+        """Whether the layer that has begun may write over its input."""
+        return self._passage.owns_input
+
+    def hand_on(self, hidden_BSD: Tensor) -> None:
+        """The layer has ended."""
+        self._handed_on = ref(hidden_BSD)
+
+
+@dataclass(slots=True)
+class _Passage:
+    """One layer's gather and combine."""
+
+    owns_input: bool = False
+    owns_gradient: bool = False
+    """Whether the gradient of its output is of its own, which is known once the next layer begins."""
+
+
+def gather_tokens(hidden_BSD: Tensor, kept_BK: Tensor, stream: Stream | None = None) -> tuple[Tensor, Tensor]:
     """Take the kept tokens of each sequence.
 
     Args:
         kept_BK: int64 positions, without repeats within a sequence.
+        stream: that of the pairs before and after; it may change the hidden states that they hand on.
     Returns:
         The kept tokens (B, K, D), and `rest` (B, S, D) for `combine_tokens` and nothing else: its gradient counts
         for the dropped tokens alone.
     """
     batch, length, _ = hidden_BSD.shape
     rows = kept_BK + torch.arange(0, batch * length, length, device=kept_BK.device)[:, None]
-    return _Gather.apply(hidden_BSD, rows)
+    return _Gather.apply(hidden_BSD, rows, None if stream is None else stream.enter(hidden_BSD))
 
 
 def entering(hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
@@ -33,18 +73,29 @@ def entering(hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
     return _Entering.apply(hidden_BSD, kept_BK)
 
 
-def combine_tokens(rest_BSD: Tensor, out_BKD: Tensor, kept_BK: Tensor) -> Tensor:
-    """Put a layer's outputs in the places of its kept tokens; dropped tokens keep their input. A new (B, S, D)."""
+def combine_tokens(rest_BSD: Tensor, out_BKD: Tensor, kept_BK: Tensor, stream: Stream | None = None) -> Tensor:
+    """Put a layer's outputs in the places of its kept tokens; dropped tokens keep their input.
+
+    Args:
+        stream: that of `gather_tokens`.
+    Returns:
+        (B, S, D), a new one but in a stream.
+    """
     batch, length, _ = rest_BSD.shape
     rows = kept_BK + torch.arange(0, batch * length, length, device=kept_BK.device)[:, None]
-    return _Combine.apply(rest_BSD, out_BKD.to(rest_BSD.dtype), rows)
+    in_place = stream is not None and stream.owns_input
+    combined_BSD = _Combine.apply(rest_BSD, out_BKD.to(rest_BSD.dtype), rows, in_place)
+    if stream is not None:
+        stream.hand_on(combined_BSD)
+    return combined_BSD
 
 
-def _write_rows(into_BSD: Tensor, rows_BK: Tensor, values_BKD: Tensor) -> Tensor:
-    """A copy of `into` with some rows of its flat (B*S, D) form replaced."""
+def _write_rows(into_BSD: Tensor, rows_BK: Tensor, values_BKD: Tensor, *, in_place: bool) -> Tensor:
+    """Replace some rows of the flat (B*S, D) form of `into`, or of a copy of it."""
     width = into_BSD.shape[-1]
-    flat = into_BSD.reshape(-1, width).index_copy(0, rows_BK.flatten(), values_BKD.reshape(-1, width))
-    return flat.view(into_BSD.shape)
+    written_BSD = into_BSD if in_place else into_BSD.clone(memory_format=torch.contiguous_format)
+    written_BSD.view(-1, width).index_copy_(0, rows_BK.flatten(), values_BKD.reshape(-1, width))
+    return written_BSD
 
 
 def _read_rows(from_BSD: Tensor, rows_BK: Tensor) -> Tensor:
@@ -54,15 +105,21 @@ def _read_rows(from_BSD: Tensor, rows_BK: Tensor) -> Tensor:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_BSD: Tensor, rows_BK: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_BSD: Tensor, rows_BK: Tensor, passage: _Passage | None) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(rows_BK)
-        return _read_rows(hidden_BSD, rows_BK), hidden_BSD.view_as(hidden_BSD)
+        ctx.passage = passage
+        kept_BKD = _read_rows(hidden_BSD, rows_BK)
+        if passage is None or not passage.owns_input:
+            return kept_BKD, hidden_BSD.view_as(hidden_BSD)
+        ctx.mark_dirty(hidden_BSD)  # as combine will; a view of it could not be written over
+        return kept_BKD, hidden_BSD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_kept_BKD: Tensor, grad_rest_BSD: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_kept_BKD: Tensor, grad_rest_BSD: Tensor) -> tuple[Tensor, None, None]:
         (rows_BK,) = ctx.saved_tensors
-        return _write_rows(grad_rest_BSD, rows_BK, grad_kept_BKD), None
+        in_place = ctx.passage is not None and ctx.passage.owns_gradient
+        return _write_rows(grad_rest_BSD, rows_BK, grad_kept_BKD, in_place=in_place), None, None
 
 
 class _Entering(torch.autograd.Function):
@@ -93,13 +150,15 @@ def _check_same(kept_BK: Tensor, again_BK: Tensor) -> None:
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rest_BSD: Tensor, out_BKD: Tensor, rows_BK: Tensor) -> Tensor:
+    def forward(ctx: Any, rest_BSD: Tensor, out_BKD: Tensor, rows_BK: Tensor, in_place: bool) -> Tensor:
         ctx.save_for_backward(rows_BK)
-        return _write_rows(rest_BSD, rows_BK, out_BKD)
+        if in_place:
+            ctx.mark_dirty(rest_BSD)
+        return _write_rows(rest_BSD, rows_BK, out_BKD, in_place=in_place)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BSD: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_BSD: Tensor) -> tuple[Tensor, Tensor, None, None]:
         # The kept rows of the first gradient are not zeroed: _Gather's backward writes over just those rows.
         (rows_BK,) = ctx.saved_tensors
-        return grad_BSD, _read_rows(grad_BSD, rows_BK), None
+        return grad_BSD, _read_rows(grad_BSD, rows_BK), None, None

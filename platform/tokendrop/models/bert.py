@@ -152,6 +152,8 @@ class BertLoss(NamedTuple):
 class Bert(BertEncoder):
     """A BERT whose head for masked tokens is tied to its token embedding."""
 
+    HANDS_ON_ONCE = True
+
     def __init__(self, config: BertConfig, *, sentence_head: bool, most_labels: int) -> None:
         """
         Args:
@@ -216,6 +218,8 @@ class ClassifierLoss(NamedTuple):
 
 class BertClassifier(BertEncoder):
     """A BERT with a head for examples: it gives each a label or a number, or chooses one of several sequences."""
+
+    HANDS_ON_ONCE = True
 
     def __init__(self, config: BertConfig, *, outputs: int) -> None:
         """

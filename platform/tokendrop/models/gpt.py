@@ -100,6 +100,8 @@ class Block(Layer):
 class Gpt(nn.Module):
     """A GPT whose head is tied to its token embedding."""
 
+    HANDS_ON_ONCE = True
+
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.config = config

@@ -33,6 +33,14 @@ class Layer(nn.Module):
     """With whom it shares its tokens."""
 
 
+def hands_on_once(model: nn.Module) -> bool:
+    """Whether nothing but the next layer reads what a layer of the model hands on, so that it may be written over.
+
+    The model's own class says so by `HANDS_ON_ONCE`; one derived from it may read more, and has to say it anew.
+    """
+    return bool(vars(type(model)).get("HANDS_ON_ONCE"))
+
+
 def recompute_layers(model: nn.Module, *, again: bool) -> None:
     """Let all layers of a model compute their activations again in the next backward passes, or keep them.
 

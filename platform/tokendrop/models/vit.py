@@ -95,6 +95,8 @@ class VitLoss(NamedTuple):
 class Vit(nn.Module):
     """A ViT that classifies images by its [CLS] token."""
 
+    HANDS_ON_ONCE = True
+
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.config = config

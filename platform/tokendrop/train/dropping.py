@@ -10,6 +10,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.errors import UserError
 from tokendrop.method import Dropping, TokenScores, attach, routes_along
 from tokendrop.models.batch import Batch
+from tokendrop.models.layer import hands_on_once
 from tokendrop.schedule.plan import RunPlan
 from tokendrop.train.task import Loss, LossFunction
 
@@ -24,7 +25,8 @@ def attach_method(config: ExperimentConfig, model: nn.Module, layers: nn.ModuleL
     if not spans or config.drop.cuts:
         return None
     selector = config.drop.selector_of(width=config.model.shape.width, layers=len(layers), seed=config.seed)
-    dropping = attach(model, seed=config.seed, routes=routes_along(spans, selector), blocks=[*layers])
+    routes, in_place = routes_along(spans, selector), hands_on_once(model)
+    dropping = attach(model, seed=config.seed, routes=routes, blocks=[*layers], in_place=in_place)
     if dropping.learns != config.drop.learns:  # by which runs are planned, loaded and exported
         raise UserError(
             f"drop.method: {config.drop.method} {'has a' if dropping.learns else 'has no'} learned router; want"
