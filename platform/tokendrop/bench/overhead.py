@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,32 +29,49 @@ def bench_overhead(job: Path, *, rounds: int, log: Callable[[str], None]) -> dic
     """Train with everything on (Ray Train, data, checkpoints, MLflow), and in a bare loop, in turns of seconds.
 
     Whose turn it is not is stopped, with all of its processes: a machine's own speed changes within minutes by more
-    than is to be measured. Start-up and the first steps are left out of both; checkpoints are saved as the job says.
+    than is to be measured. Half of the turns are of processes that were started in the other order: of two equal ones
+    on a virtual machine the first was slower by a tenth. Start-up and the first steps are left out; checkpoints are
+    saved as the job says.
     """
     config = load_job(job)
-    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as name:
-        scratch = Path(name)
-        overrides = [
-            "train.length=100000 steps",
-            f"checkpoint.every={config.in_steps(config.checkpoint.every)} steps",
-            "evaluate.every=100%",
-            f"runs_folder={scratch}/runs",
-            f"data.folder={scratch}/data",
-            f"track.uri=sqlite:///{scratch}/mlflow.db",
-        ]
-        platform_command = [sys.executable, "-m", "tokendrop", "train", str(job), *overrides]
-        bare_command = [sys.executable, "-m", "tokendrop.bench.overhead", str(scratch / "bare"), str(job)]
-        with _trainer(platform_command, scratch / "runs") as platform, _trainer(bare_command, scratch / "bare") as bare:
-            speeds = interleave({"platform": platform.turn, "bare": bare.turn}, rounds=rounds, log=log)
-            whole = bare.mean_step_s() / platform.mean_step_s()
+    whole: list[float] = []
+    speeds: dict[str, list[float]] = {"platform": [], "bare": []}
+    with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as folder:
+        for order in (("platform", "bare"), ("bare", "platform")):
+            scratch = Path(folder, order[0])
+            commands = _commands(config, job, scratch, data=Path(folder, "data"))
+            with ExitStack() as both:
+                trainers = {name: both.enter_context(_trainer(*commands[name])) for name in order}
+                turns = {name: trainers[name].turn for name in speeds}
+                for name, found in interleave(turns, rounds=-(-rounds // 2), log=log).items():
+                    speeds[name] += found
+                whole.append(trainers["bare"].mean_step_s() / trainers["platform"].mean_step_s())
     tokens = config.tokens_per_step
     figures = {
-        "platform_over_bare": figure([whole], "x tokens/s"),
+        "platform_over_bare": figure(whole, "x tokens/s"),
         "platform_over_bare_by_turn": figure(ratios(speeds["platform"], speeds["bare"]), "x tokens/s"),
         "platform_tokens_per_s": figure([tokens * speed for speed in speeds["platform"]], "tokens/s"),
         "bare_tokens_per_s": figure([tokens * speed for speed in speeds["bare"]], "tokens/s"),
     }
     return bench_result("overhead", figures, f"tokendrop bench overhead --job {job} --rounds {rounds}")
+
+
+def _commands(config: ExperimentConfig, job: Path, scratch: Path, *, data: Path) -> dict[str, tuple[list[str], Path]]:
+    """Of each trainer, what starts it, and the folder in which it says what its steps took."""
+    scratch.mkdir()
+    overrides = [
+        "train.length=100000 steps",
+        f"checkpoint.every={config.in_steps(config.checkpoint.every)} steps",
+        "evaluate.every=100%",
+        f"runs_folder={scratch}/runs",
+        f"data.folder={data}",
+        f"track.uri=sqlite:///{scratch}/mlflow.db",
+    ]
+    bare = scratch / "bare"
+    return {
+        "platform": ([sys.executable, "-m", "tokendrop", "train", str(job), *overrides], scratch / "runs"),
+        "bare": ([sys.executable, "-m", "tokendrop.bench.overhead", str(bare), str(job)], bare),
+    }
 
 
 class _Trainer:
