@@ -185,10 +185,11 @@ def _scaling_facts(
 def _groups(plan: RunPlan) -> str:
     """How workers train a micro batch together, and what each sends the others of its group."""
     segment, what = plan.segments[-1], "heads and MLPs" if plan.group_split == "layers" else "each layer's tokens"
-    sent = plan.group_share(segment).passes.bytes * segment.micro_batch * (plan.batch.group - 1) / plan.batch.group
+    sequences = segment.micro_batch * plan.batch.sequences_per_sample
+    sent = plan.group_share(segment).passes.bytes * sequences * (plan.batch.group - 1) / plan.batch.group
     return (
         f"of {plan.batch.group} workers, which share out {what}; each sends {count(int(sent))}B for a micro"
-        f" batch of {segment.micro_batch} x {segment.kept_length} tokens"
+        f" batch of {sequences} x {segment.kept_length} tokens"
     )
 
 
@@ -202,10 +203,11 @@ def _taken(estimate: Estimate) -> str:
 def _facts(name: str, plan: RunPlan) -> list[tuple[str, str]]:
     shape, batch, rate = plan.shape, plan.batch, plan.learning_rate
     unit = "steps" if plan.lr_clock == "step" else "layer tokens"
+    each = f"{batch.sequences_per_sample} x " if batch.sequences_per_sample > 1 else ""
     return [
         (
             "run",
-            f"{name}: {plan.steps:,} steps of {batch.global_batch} x {shape.sequence_length} tokens,"
+            f"{name}: {plan.steps:,} steps of {batch.global_batch} x {each}{shape.sequence_length} tokens,"
             f" {count(plan.steps * plan.tokens_per_step)} tokens",
         ),
         ("layers", f"{shape.layers}, of which {len(plan.dropped_layers)} drop tokens"),

@@ -145,7 +145,7 @@ class ExperimentConfig:
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, over all workers."""
-        return self.train.global_batch * self.model.sequence_length
+        return self._clock(total_steps=0).tokens_per_step
 
     @property
     def steps(self) -> int:
@@ -171,6 +171,7 @@ class ExperimentConfig:
         return Clock(
             global_batch=self.train.global_batch,
             sequence_length=self.model.sequence_length,
+            sequences_per_sample=self.task.sequences_per_sample,
             total_steps=total_steps,
             epoch_samples=self.data.epoch_samples,
         )
@@ -249,6 +250,7 @@ class ExperimentConfig:
                 global_batch=train.global_batch,
                 micro_batch=train.micro_batch,
                 world_size=self.scaling.workers,
+                sequences_per_sample=self.task.sequences_per_sample,
                 group=train.group,
             )
         routes = drop.planned(shape.layers, self.clock)

@@ -35,6 +35,11 @@ class TaskConfig(ABC):
         """Numbers that the model's head gives for a sample, where the task says how many."""
         return None
 
+    @property
+    def sequences_per_sample(self) -> int:
+        """Sequences of the model's length that one sample has, each of which the plan counts."""
+        return 1
+
     kind: str
     """The task's name, or where the user's own class is."""
 
@@ -160,8 +165,8 @@ class TextClassification(_BuiltInTask):
     texts: tuple[str, ...]
     """The columns of a text, or of two."""
     choices: tuple[str, ...] = ()
-    """The columns of the answers to choose from, or one that has a list of them; each is put behind the texts. Plans
-    count a sample as one sequence, whatever it has to choose from."""
+    """The columns of the answers to choose from, or one that has a list of them; each is put behind the texts, as
+    a sequence of its own."""
     label: str = "label"
     """The column of the label."""
     labels: tuple[str, ...] = ()
@@ -191,6 +196,10 @@ class TextClassification(_BuiltInTask):
     @property
     def outputs(self) -> int:
         return 1 if self.choices else len(self.labels) or 1
+
+    @property
+    def sequences_per_sample(self) -> int:
+        return len(self.labels) if self.choices else 1
 
     def check(self, config: Any) -> None:
         super(TextClassification, self).check(config)

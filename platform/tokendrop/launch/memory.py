@@ -40,7 +40,8 @@ def least_bytes(config: ExperimentConfig, *, workers: int) -> int:
         held = workers * max(shape.parameters, _NUMBERS * (shape.parameters - elsewhere))
     else:
         held = (workers * (_NUMBERS - _SHARED) + _SHARED) * shape.parameters
-    first_layer = workers * train.micro_batch * shape.sequence_length * shape.width
+    sequences = train.micro_batch * config.task.sequences_per_sample
+    first_layer = workers * sequences * shape.sequence_length * shape.width
     return (held + first_layer) * (8 if train.precision == "fp64" else 4)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplit:
-    """Global batch = replicas x micro batch x accumulation, all in sequences.
+    """Global batch = replicas x micro batch x accumulation, all in samples.
 
     Micro batches are numbered over the global batch, so what is in one does not depend on the world size.
     """
@@ -13,11 +13,14 @@ class BatchSplit:
     global_batch: int
     micro_batch: int
     world_size: int
+    sequences_per_sample: int = 1
+    """All of which are trained: one for each answer, where a model learns to choose one."""
     group: int = 1
     """Consecutive ranks that train the same micro batches together, each a part of the model or of the tokens."""
 
     def __post_init__(self) -> None:
-        if min(self.global_batch, self.micro_batch, self.world_size, self.group) < 1:
+        sizes = self.global_batch, self.micro_batch, self.world_size, self.sequences_per_sample, self.group
+        if min(sizes) < 1:
             raise ValueError(f"want sizes of at least 1, got {self}")
         if self.world_size % self.group:
             raise ValueError(f"want workers in groups of {self.group}, got {self.world_size}")
@@ -36,6 +39,14 @@ class BatchSplit:
     def replica(self, rank: int) -> int:
         """The number of a rank's group."""
         return rank // self.group
+
+    @property
+    def in_sequences(self) -> "BatchSplit":
+        """The same split counted in sequences: what is computed, where `self` is what is read."""
+        each = self.sequences_per_sample
+        return replace(
+            self, global_batch=each * self.global_batch, micro_batch=each * self.micro_batch, sequences_per_sample=1
+        )
 
     @property
     def accumulation(self) -> int:
@@ -57,7 +68,7 @@ class BatchSplit:
 
         Ranks keep their samples; where even a micro batch has more sequences than that, it stays as it is.
         """
-        fits = range(max(1, min(self.accumulation, most // self.micro_batch)), 0, -1)
+        fits = range(max(1, min(self.accumulation, most // self.in_sequences.micro_batch)), 0, -1)
         together = next(some for some in fits if self.accumulation % some == 0)
         return replace(self, micro_batch=together * self.micro_batch)
 

@@ -57,8 +57,9 @@ class Clock:
     """A run's sizes: what turns durations into steps."""
 
     global_batch: int
-    """Sequences of one step."""
+    """Samples of one step."""
     sequence_length: int
+    sequences_per_sample: int = 1
     total_steps: int = 0
     """Length of the run; 0 where that is not known yet, nor a share of it."""
     epoch_samples: int | None = None
@@ -67,7 +68,7 @@ class Clock:
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, over all workers."""
-        return self.global_batch * self.sequence_length
+        return self.global_batch * self.sequences_per_sample * self.sequence_length
 
     def steps(self, duration: Duration) -> Fraction:
         """A duration in optimizer steps, not rounded.

@@ -27,7 +27,7 @@ class MicroBatchGrowth:
         these do not spread evenly.
 
         Args:
-            batch: whose micro batches run at full length.
+            batch: whose micro batches run at full length, counted in sequences.
             work: of all layers in one step.
             kept: tokens of a sequence that reach the head where dropped ones do not.
         """

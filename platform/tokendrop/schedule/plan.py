@@ -34,7 +34,7 @@ class Segment:
     most_sequences: int
     """That a worker may run at a time."""
     micro_batch: int
-    """Sequences that each of the planned workers runs at a time, as many of the plan's micro batches as fit."""
+    """Samples that each of the planned workers runs at a time, as many of the plan's micro batches as fit."""
     accumulation: int
     recomputes: bool
     """Whether layers are computed again in the backward pass; no FLOPs are counted for that."""
@@ -107,18 +107,18 @@ class RunPlan:
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, over all workers."""
-        return self.batch.global_batch * self.shape.sequence_length
+        return self.batch.in_sequences.global_batch * self.shape.sequence_length
 
     @property
     def layer_tokens_full(self) -> int:
         """Layer tokens of the same run at full length."""
-        return self.steps * self.batch.global_batch * self.shape.layers * self.shape.sequence_length
+        return self.steps * self.tokens_per_step * self.shape.layers
 
     @property
     def flops_full(self) -> int:
         """FLOPs of the same run at full length."""
         per_sequence = self.shape.flops(kept=self.shape.sequence_length, dropped_layers=0)
-        return self.steps * self.batch.global_batch * per_sequence
+        return self.steps * self.batch.in_sequences.global_batch * per_sequence
 
     def split(self, segment: Segment, workers: int) -> BatchSplit:
         """How so many workers share out the global batch in the steps of a segment."""
@@ -126,7 +126,7 @@ class RunPlan:
 
     def group_share(self, segment: Segment) -> GroupShare:
         """What each worker of a group has of a micro batch in a segment."""
-        sequences, kept = self.batch.global_batch, segment.kept_length
+        sequences, kept = self.batch.in_sequences.global_batch, segment.kept_length
         tokens, flops = segment.layer_tokens_per_step // sequences, segment.flops_per_step / sequences
         return group_share_of(
             self.group_split, self.batch.group, self.shape, layer_tokens=tokens, flops=flops, kept=kept
@@ -221,7 +221,7 @@ def build_plan(
     if lr_clock == "layer_token":
         run = last.layer_tokens_before + (last.stop - last.start) * last.layer_tokens_per_step
         total = run if lr_layer_tokens is None else lr_layer_tokens
-        unit = batch.global_batch * shape.layers * shape.sequence_length
+        unit = batch.in_sequences.global_batch * shape.layers * shape.sequence_length
     warmup, left = warmup_steps * unit, total - warmup_steps * unit
     stable = left - cooldown_steps * unit if decay == "wsd" else 0
     rate = LearningRate(peak=peak_lr, final=final_lr, warmup=warmup, decay_length=left, decay=decay, stable=stable)
@@ -247,14 +247,14 @@ def _segments(
     distinct = list(dict.fromkeys(route.kept for route in schedules))
     numbers = [distinct.index(route.kept) for route in schedules]
     layers = Counter(n for n, (first, last) in zip(numbers, routes.spans, strict=True) for _ in range(first, last + 1))
-    layer_tokens = flops = 0
-    scoring = batch.global_batch * shape.scoring_flops(len(routes.spans)) if routes.learned else 0
+    computed, layer_tokens, flops = batch.in_sequences, 0, 0
+    scoring = computed.global_batch * shape.scoring_flops(len(routes.spans)) if routes.learned else 0
     for start, stop, kept in stages(distinct, steps):
         work = [_work(routes, layers[number], stays, shape, batch) for number, stays in enumerate(kept)]
         seen, dropped = sum(map(_layer_tokens, work)), layers.total()
-        mean = _rounded(seen, dropped * batch.global_batch) if dropped else shape.sequence_length
-        work.append((shape.layers - dropped, batch.global_batch, shape.sequence_length))
-        most = growth.most_sequences(batch, shape, work=work, kept=mean)
+        mean = _rounded(seen, dropped * computed.global_batch) if dropped else shape.sequence_length
+        work.append((shape.layers - dropped, computed.global_batch, shape.sequence_length))
+        most = growth.most_sequences(computed, shape, work=work, kept=mean)
         segment = Segment(
             start=start,
             stop=stop,
@@ -265,12 +265,12 @@ def _segments(
             most_sequences=most,
             micro_batch=(split := batch.merged(most)).micro_batch,
             accumulation=split.accumulation,
-            recomputes=growth.activations.recomputes(shape, work, sequences=batch.micro_batch, kept=mean),
-            activation_bytes=growth.activations.limited_bytes(shape, work, sequences=batch.micro_batch, kept=mean),
+            recomputes=growth.activations.recomputes(shape, work, sequences=computed.micro_batch, kept=mean),
+            activation_bytes=growth.activations.limited_bytes(shape, work, sequences=computed.micro_batch, kept=mean),
             layer_tokens_before=layer_tokens,
             layer_tokens_per_step=sum(map(_layer_tokens, work)),
             flops_before=flops,
-            flops_per_step=scoring + shape.flops_of(work, sequences=batch.global_batch, kept=mean),
+            flops_per_step=scoring + shape.flops_of(work, sequences=computed.global_batch, kept=mean),
         )
         yield segment
         layer_tokens += (stop - start) * segment.layer_tokens_per_step
@@ -282,10 +282,10 @@ def _work(routes: Routes, layers: int, kept: int, shape: ModelShape, batch: Batc
     if routes.counts == "sequences":
         if not 0 <= kept <= batch.global_batch:
             raise ValueError(f"want 0..{batch.global_batch} sequences that stay, got {kept}")
-        return layers, kept, shape.sequence_length
+        return layers, kept * batch.sequences_per_sample, shape.sequence_length
     if not 0 < kept <= shape.sequence_length:
         raise ValueError(f"want a kept length in 1..{shape.sequence_length}, got {kept}")
-    return layers, batch.global_batch, kept
+    return layers, batch.in_sequences.global_batch, kept
 
 
 def _layer_tokens(work: Work) -> int:

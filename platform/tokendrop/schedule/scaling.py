@@ -142,8 +142,8 @@ def stretches_s(plan: RunPlan, profile: DeviceProfile) -> list[float]:
 
 def step_s(plan: RunPlan, profile: DeviceProfile, segment: Segment, workers: int) -> float:
     """Seconds of one step of a segment on so many workers."""
-    flops = segment.flops_per_step / plan.batch.global_batch
-    batch = plan.split(segment, workers)
+    batch = plan.split(segment, workers).in_sequences
+    flops = segment.flops_per_step / batch.global_batch
     share = plan.group_share(segment)
     return profile.step_s(plan.shape, flops=flops, batch=batch, sharding=plan.sharding, share=share)
 

@@ -30,11 +30,6 @@ class TextClassificationTask:
         self.config, self.model_config, self.form = config, config.model, config.task
         self.are_new = ("classifier.",) if config.model.new_head else ()
 
-    @property
-    def choices(self) -> int:
-        """Sequences of an example."""
-        return len(self.form.labels) if self.form.choices else 1
-
     def build_model(self, *, seed: int) -> BertClassifier:
         return build_classifier(self.model_config, outputs=self.form.outputs, seed=seed)
 
@@ -45,7 +40,7 @@ class TextClassificationTask:
         return ExampleData(self.config, shards)
 
     def random_batch(self, size: int, device: torch.device) -> ExampleBatch:
-        shape = size, self.choices, self.model_config.sequence_length
+        shape = size, self.form.sequences_per_sample, self.model_config.sequence_length
         tokens_BCS = torch.randint(self.model_config.vocab_size, shape, device=device)
         dtype = torch.int64 if self.form.labels else torch.float64
         return ExampleBatch(
