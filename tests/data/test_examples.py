@@ -17,6 +17,7 @@ from corpora import tiny_job
 from pairs import PIECES, write_vocabulary
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
+from tokendrop.data.prepare.cut import note_of_cut
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.read.example_rows import label_as_number, read_examples
 from tokendrop.data.read.inspection import find_sample
@@ -85,6 +86,21 @@ def test_rows_are_what_hugging_faces_tokenizer_makes_of_the_examples(tmp_path: P
     assert np.array_equal(found.token_types_BCS[:, 0], expected["token_type_ids"])
     assert np.array_equal(found.attention_mask_BCS[:, 0], expected["attention_mask"])
     assert [LABELS[label] for label in found.labels_B] == [one["label"] for one in EXAMPLES]
+
+
+def test_examples_that_fill_their_sequence_are_counted(tmp_path: Path) -> None:
+    folder = prepare(job(tmp_path, write(tmp_path / "examples.jsonl", EXAMPLES)))
+    texts = [[one[column] for one in EXAMPLES] for column in ("first", "second")]
+    full = sum(len(ids) >= S for ids in BertTokenizerFast(str(tmp_path / "vocab.txt"))(*texts)["input_ids"])
+    assert 0 < full < len(EXAMPLES)
+    # the same examples are held out, too
+    said = f"{2 * full} of {2 * len(EXAMPLES)} examples fill model.sequence_length={S} tokens, and what was longer"
+    assert said in str(note_of_cut(folder))
+
+
+def test_of_examples_that_all_fit_nothing_is_said(tmp_path: Path) -> None:
+    short = [{"first": "a", "second": "b", "label": LABELS[n % 2]} for n in range(20)]
+    assert note_of_cut(prepare(job(tmp_path, write(tmp_path / "examples.jsonl", short)))) is None
 
 
 def test_a_look_at_a_sample_shows_its_texts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from tokendrop.cli.command import Command, Outcome, fail
 from tokendrop.config.files import shown
 from tokendrop.config.load import load_job
 from tokendrop.errors import UserError, cause_of
+from tokendrop.output import log
 
 
 def run(options: argparse.Namespace) -> Outcome:
@@ -17,6 +18,7 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     from ray.exceptions import RayError
 
+    from tokendrop.data.prepare.cut import note_of_cut
     from tokendrop.data.prepare.pipeline import prepare
     from tokendrop.data.shards.format import SPLITS
     from tokendrop.data.shards.manifest import read_header
@@ -40,6 +42,8 @@ def run(options: argparse.Namespace) -> Outcome:
                 folder = prepare(config, progress=progress)
         except (RayError, OSError) as error:
             fail(f"the preparation failed ({cause_of(error)}); what is committed stays for the next attempt")
+    if note := note_of_cut(folder):
+        log(f"note     {note}")
     header = read_header(folder)
     rows = dict(zip(SPLITS, header.rows, strict=True))
     counts = {"documents": header.documents, "rejected": header.rejected, "tokens": header.tokens}

@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
+from tokendrop.data.prepare.cut import note_of_cut
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 from tokendrop.launch.cluster import connect
 from tokendrop.launch.head_watch import HeadWatch
 from tokendrop.launch.watch import prepare_line
+from tokendrop.output import log
 from tokendrop.track.run_folder import open_run_folder
 from tokendrop.train.checkpoint_index import CHECKPOINTS, newest_whole
 
@@ -42,7 +44,10 @@ def with_epochs(config: ExperimentConfig) -> ExperimentConfig:
     """
     connect(name=config.name)
     with HeadWatch(), prepare_line(config) as progress:
-        manifest = read_manifest(prepare(config, progress=progress))
+        folder = prepare(config, progress=progress)
+    if note := note_of_cut(folder):
+        log(f"note     {note}")
+    manifest = read_manifest(folder)
     samples = sum(manifest.committed("train").rows)
     try:
         return replace(config, data=replace(config.data, epoch_samples=samples))

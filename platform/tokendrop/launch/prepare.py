@@ -11,7 +11,8 @@ from types import TracebackType
 import ray
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.prepare.pipeline import NOT_TO_THE_END, Corpus, StoppedError, find_corpus, prepare
+from tokendrop.data.prepare.cut import note_of_cut
+from tokendrop.data.prepare.pipeline import NOT_TO_THE_END, Corpus, StoppedError, find_corpus, is_complete, prepare
 from tokendrop.data.prepare.stored import bytes_at_once, stored_shards
 from tokendrop.data.read.row_reader import FAILED, note_failure, noted_failure
 from tokendrop.data.shards.cache import ShardCache
@@ -107,13 +108,17 @@ class Preparation:
                 progress(documents, tokens)
 
             try:
-                return prepare(self.config, corpus=self._corpus, progress=tell)
+                is_new = not is_complete(self.folder)
+                folder = prepare(self.config, corpus=self._corpus, progress=tell)
             except (UserError, StoppedError):
                 raise
             except Exception as error:  # before it held the lock: the workers would wait for rows that never come
                 if noted_failure(self.folder) is None:
                     note_failure(self.folder, f"{self.folder}: {NOT_TO_THE_END} ({cause_of(error)})")
                 raise
+        if is_new and (note := note_of_cut(folder)):
+            log(f"note     {note}")
+        return folder
 
 
 def _tell_store(config: ExperimentConfig, folder: Path) -> None:
