@@ -1,5 +1,6 @@
 """Label texts or pairs of texts, give them a number, or choose an answer: BERT's finetuning."""
 
+import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,10 +118,12 @@ def _classifier(model: nn.Module) -> BertClassifier:
 
 
 def score(metric: Metric, labels_N: NDArray[Any], found_N: NDArray[Any]) -> float:
-    """A metric by the definition of scikit-learn, or of scipy for numbers."""
+    """A metric by the definition of scikit-learn, or of scipy for numbers: NaN where they do not differ."""
     if metric in ("pearson", "spearman"):
         from scipy import stats
 
+        if len(labels_N) < 2:
+            return math.nan
         return float(getattr(stats, f"{metric}r")(labels_N, found_N).statistic)
     from sklearn import metrics
 
