@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from images import CLASSES, file_of, image_of
+from images import CLASSES, file_of, image_of, write_archive
 from tokendrop.data.corpus import image_records
 from tokendrop.data.corpus.image_records import ImageRecord, classes_of, list_images, read_images
 from tokendrop.errors import UserError
@@ -43,13 +43,7 @@ def as_hugging_face(place: Path, labels: list[str]) -> Path:
 
 
 def as_archive(place: Path, labels: list[str]) -> Path:
-    with tarfile.open(place.with_suffix(".tar"), "w") as archive:
-        for number, (file, label) in enumerate(zip(FILES, labels, strict=True)):
-            for ending, content in (("png", file), ("cls", f"{label}\n".encode()), ("json", b"{}")):
-                member = tarfile.TarInfo(f"images/{number:03}.{ending}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-    return place.with_suffix(".tar")
+    return write_archive(place.with_suffix(".tar"), zip(FILES, labels, strict=True))
 
 
 def records(place: Path, after: int = 0) -> list[ImageRecord]:

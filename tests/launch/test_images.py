@@ -14,12 +14,13 @@ import timm
 import torch
 import yaml
 
-from images import CLASSES, MODEL, PIXELS, TASK, file_of, image_of
+from images import CLASSES, MODEL, PIXELS, TASK, file_of, image_of, write_archive
 from runs import FLOAT64, losses
 from tokendrop.cli.main import main
 from tokendrop.config.load import load_job
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.read.row_reader import Rows
+from tokendrop.data.shards.format import Split
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import DamagedDataError, UserError
 from tokendrop.evaluate.load import load_run
@@ -97,24 +98,50 @@ def test_each_epoch_has_each_image_once_and_held_out_ones_are_judged(run: Path, 
     assert found["top5"] == 1.0
 
 
+def samples_of(place: Path, split: Split = "train") -> list[tuple[bytes, str]]:
+    """The images of prepared shards with the names of their classes, in an order of their own."""
+    rows = Rows(place, split)
+    ids = np.arange(rows.committed.rows[0])
+    numbers = rows.read(ids)
+    names = json.loads((place / "tokenizer.json").read_text())["model"]["vocab"]
+    name_of = {number: name for name, number in names.items()}
+    checksums = numbers[:, 2].astype(np.uint64) | numbers[:, 3].astype(np.uint64) << np.uint64(32)
+    files = rows.image_files(ids, checksums)
+    return sorted((file, name_of[label]) for file, label in zip(files, numbers[:, 1].tolist(), strict=True))
+
+
 @pytest.mark.long
 def test_a_folder_of_a_class_each_is_the_same_data_in_another_order(folder: Path, run: Path) -> None:
     job = load_job(write_job(folder, "folders", task=TASK, data__corpus=[str(folder / "train")]))
     found, table = prepare(job), prepare(load_job(run / "job.yaml"))
-    by_label = []
-    for place in (found, table):
-        rows = Rows(place, "train")
-        ids = np.arange(COUNT)
-        numbers = rows.read(ids)
-        names = json.loads((place / "tokenizer.json").read_text())["model"]["vocab"]
-        name_of = {number: name for name, number in names.items()}
-        checksums = numbers[:, 2].astype(np.uint64) | numbers[:, 3].astype(np.uint64) << np.uint64(32)
-        files = rows.image_files(ids, checksums)
-        by_label.append(
-            sorted((file, name_of[label]) for file, label in zip(files, numbers[:, 1].tolist(), strict=True))
-        )
-    assert by_label[0] == by_label[1]
+    assert samples_of(found) == samples_of(table)
     assert read_manifest(found).header.files[1:] == (f"{folder / 'train'}/ part 1 of 1",)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("labels", [[*CLASSES], []], ids=["names", "numbers"])
+def test_archives_have_the_samples_of_the_folder_of_their_images(
+    folder: Path, tmp_path: Path, labels: list[str]
+) -> None:
+    """Its classes are numbered by name where the job does not say their order, as in WebDataset's .cls."""
+    files = [(path.read_bytes(), path.parent.name) for path in sorted((folder / "train").rglob("*.png"))]
+    spelled = {name: name if labels else str(number) for number, name in enumerate(sorted(CLASSES))}
+    for part, first in enumerate(range(0, COUNT, 20)):
+        samples = [(file, spelled[name]) for file, name in files[first : first + 20]]
+        write_archive(tmp_path / f"shard-{part:06}.tar", samples)
+    keys = {"task": {**TASK, "labels": labels}, "data__validation_corpus": []}
+    jobs = [
+        load_job(write_job(tmp_path, name, **keys, data__corpus=[corpus]), ["data.validation_share=0.3"])
+        for name, corpus in (("folders", str(folder / "train")), ("archives", f"{tmp_path}/shard-*.tar"))
+    ]
+    of_folder, of_archives = map(prepare, jobs)
+    for split in ("train", "validation"):
+        expected = samples_of(of_folder, split)
+        assert [(file, spelled[name]) for file, name in expected] == samples_of(of_archives, split)
+        assert expected
+    archives = [*map(str, sorted(tmp_path.glob("*.tar")))]
+    assert [*read_manifest(of_archives).header.files] == archives
+    assert len(archives) == 3
 
 
 @pytest.mark.long
