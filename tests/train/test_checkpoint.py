@@ -76,6 +76,19 @@ def test_the_schedule_and_the_rate_of_a_run_are_those_of_its_plan(uninterrupted)
         assert (row["val_loss"] is not None) == (step + 1 in (3, 6))
 
 
+@pytest.mark.parametrize("clock", ["step", "layer_token"])
+def test_rates_that_cool_down_are_those_of_the_plan_though_the_run_died(tmp_path: Path, clock: str) -> None:
+    config = experiment(train__decay="wsd", train__cooldown="2 steps", train__final_lr=0.001, train__lr_clock=clock)
+    with pytest.raises(WorkerLostError):
+        attempt(config, tmp_path, dies_at=5)
+    engine = attempt(config, tmp_path)
+    rates = [row["lr"] for row in read_steps(tmp_path)]
+    assert rates == [config.plan.lr(step) for step in range(6)]
+    assert {group["lr"] for group in engine.optimizers[0].param_groups} == {rates[-1]}
+    if clock == "step":
+        assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01, 0.0055, 0.001])
+
+
 @pytest.mark.parametrize("micro_batch", [1, 2, 8])
 def test_a_run_does_not_depend_on_its_micro_batch(uninterrupted, tmp_path: Path, micro_batch: int) -> None:
     engine = attempt(experiment(train__micro_batch=micro_batch), tmp_path)
