@@ -14,23 +14,33 @@ LONGEST_WAIT_S = 120
 
 
 def written_by(
-    command: Sequence[str], *, columns: int, environment: Mapping[str, str], interrupt_at: str = ""
+    command: Sequence[str],
+    *,
+    columns: int,
+    environment: Mapping[str, str],
+    interrupt_at: str = "",
+    typed: Sequence[tuple[str, str]] = (),
 ) -> tuple[int, str]:
-    """Run a command on a terminal; its exit code, and all that it wrote there.
+    """Run a command on a terminal; its exit code, and all that it wrote there, with what the terminal echoes.
 
     Args:
         interrupt_at: as soon as this was written, Ctrl-C is pressed.
+        typed: what is typed, one after the other, each as soon as the text before it was written since the last.
     """
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (40, columns))
     process = subprocess.Popen(command, env=environment, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     written, deadline, waits = b"", time.monotonic() + LONGEST_WAIT_S, bool(interrupt_at)
+    to_type, seen = [*typed], 0
     while some := _read(master, deadline):
         written += some
         if waits and interrupt_at.encode() in written:
             process.send_signal(signal.SIGINT)
             waits = False
+        if to_type and (place := written.find(to_type[0][0].encode(), seen)) >= 0:
+            seen = place + len(to_type[0][0].encode())
+            os.write(master, to_type.pop(0)[1].encode())
     os.close(master)
     return process.wait(10), written.decode()
 

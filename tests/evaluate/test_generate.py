@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +14,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LogitsProcessorList
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from terminals import written_by
 from tokendrop.cli.main import main
 from tokendrop.evaluate.export import export_checkpoint
 from tokendrop.evaluate.generate import Sampling, Writer, choose, probabilities, sample
 from tokendrop.evaluate.load import load_run
 
+PLATFORM = Path(__file__).parents[2] / "platform"
 LIKELIEST = Sampling(temperature=0.0)
 
 
@@ -105,6 +109,25 @@ def test_the_command_goes_on_with_a_prompt_and_with_each_line(tiny_run: Path, ca
     first, second = json.loads(capsys.readouterr().out)["texts"]
     assert first == text.removesuffix("\n")
     assert second.startswith("a river")
+
+
+def test_on_a_terminal_each_line_is_gone_on_with_at_once_until_ctrl_d(tiny_run: Path, capsys) -> None:
+    options = ["--tokens", "6", "--seed", "3"]
+    expected: list[str] = []
+    for prompt in ("the old bird", "a river"):
+        main(["generate", str(tiny_run), "--prompt", prompt, *options])
+        expected.append(capsys.readouterr().out.removesuffix("\n").replace("\n", "\r\n"))
+    typed = [
+        ("one text a line; Ctrl-D ends\r\n", "the old bird\n"),
+        (f"the old bird\r\n{expected[0]}\r\n", "a river\n"),  # the echo, and the text
+        (f"a river\r\n{expected[1]}\r\n", "\x04"),
+    ]
+    command = [sys.executable, "-m", "tokendrop", "generate", str(tiny_run), *options]
+    environment = {**os.environ, "PYTHONPATH": str(PLATFORM), "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    code, written = written_by(command, columns=200, environment=environment, typed=typed)
+    assert code == 0, written
+    assert "Traceback" not in written
+    assert written.endswith(f"a river\r\n{expected[1]}\r\n")
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # by locale
