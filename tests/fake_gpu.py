@@ -112,6 +112,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_NoWaiting, list
         yield
 
     monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.append(f"thread on {device}"))
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: told.append(f"kept for {stream.name}"))
     with FakeTensorMode(allow_non_fake_inputs=True), _NoWaiting() as seen, _NoDriver():
         yield seen, told

@@ -102,6 +102,18 @@ def test_training_follows_rows_as_they_are_committed_and_hears_of_a_failure(tmp_
         samples.order.sample_ids(np.array([40]), samples.rows.committed)
 
 
+@pytest.mark.parametrize("place", [0, 5, 11], ids="rank {}".format)
+def test_all_ranks_wait_for_the_samples_of_their_step_until_the_last_of_them_is_there(tmp_path, monkeypatch, place):
+    files = numbered_rows(40)
+    writer = open_writer(tmp_path, files, rows_per_shard=4)
+    growing = blocks(files, writer, block=1)
+    samples = MappedSamples(Rows(tmp_path, "train"), sample_order(data_config(shuffle_rows=8), seed=1), together=12)
+    grows = SimpleNamespace(sleep=lambda _: writer.add(growing.pop(0)), monotonic=lambda: 0.0)
+    monkeypatch.setattr("tokendrop.data.read.row_reader.time", grows)
+    committed = [(samples.at(np.array([first + place])), samples.rows.committed.rows[0])[1] for first in (0, 12)]
+    assert committed == [16, 24]  # windows of 8 rows
+
+
 def test_rows_that_were_committed_before_a_failure_are_read(tmp_path):
     files = numbered_rows(40)
     writer = open_writer(tmp_path, files, rows_per_shard=4)

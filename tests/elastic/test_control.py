@@ -86,6 +86,11 @@ def test_workers_that_must_save_go_on_by_themselves(control: RunControl) -> None
     assert not worker.pause_requested(3)
 
 
+def test_rank_0_says_for_all_that_a_checkpoint_is_due(control: RunControl) -> None:
+    group = workers(control, 3, must_save=lambda: True)
+    assert [worker.pause_requested(1) for worker in group] == [True, False, False]
+
+
 @pytest.mark.parametrize("due", [False, True])
 def test_workers_at_a_planned_edge_leave_where_nobody_replaces_them(control: RunControl, due: bool) -> None:
     (worker,) = workers(control, 1, must_save=lambda: due)

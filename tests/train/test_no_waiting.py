@@ -97,9 +97,9 @@ def test_a_batch_is_copied_from_pinned_memory_on_a_stream_of_its_own(monkeypatch
     with fake_gpu(monkeypatch) as (seen, told):
         copies = CopyStream(GPU)
         on_gpu, copied = copies.copy(batch)
-        assert told == ["on copying", "copying records"]
+        assert told == ["thread on cuda:0", "on copying", "copying records"]
         copies.wait(on_gpu, copied)
-        assert told[2:] == ["computing waits", "kept for computing", "kept for computing"]
+        assert told[3:] == ["computing waits", "kept for computing", "kept for computing"]
         assert seen.copies == 2
         assert {value.device for value in on_gpu.inputs().values()} == {GPU}
         assert on_gpu.sample_ids_B is batch.sample_ids_B

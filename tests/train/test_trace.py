@@ -2,9 +2,13 @@
 
 import gzip
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.profiler import profile
 
 from groups import together, train_until
 from mutations import flip_bit
@@ -16,6 +20,7 @@ from tokendrop.config.traced_steps import TracedSteps
 from tokendrop.launch import resume
 from tokendrop.study import identity
 from tokendrop.track.journal import read_steps
+from tokendrop.train.trace import tracing
 from tokendrop.train.trace_summary import PROFILE, read_summary, write_summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -75,6 +80,31 @@ def test_a_traced_run_trains_what_it_would_have_without(runs: Path) -> None:
     assert one == other
     assert read_summary(runs / "none") is None
     assert not (runs / "none" / PROFILE).exists()
+
+
+def test_steps_go_on_while_a_trace_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone_on, engine = threading.Event(), SimpleNamespace(device=torch.device("cpu"), world_size=1, label=None)
+    export = profile.export_chrome_trace
+    monkeypatch.setattr(profile, "export_chrome_trace", lambda *args: (gone_on.wait(30), export(*args)))
+    with tracing(TracedSteps(steps="1..1"), tmp_path, engine) as trace:  # pyright: ignore[reportArgumentType]
+        with trace(1):
+            torch.ones(2).sum()
+        with trace(2):
+            gone_on.set()
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    assert summary["last_step"] == 1
+
+
+def test_a_trace_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    engine = SimpleNamespace(device=torch.device("cpu"), world_size=1, label=None)
+    (tmp_path / PROFILE).touch()
+    with (
+        pytest.raises(FileExistsError),
+        tracing(TracedSteps(steps="1..1"), tmp_path, engine) as trace,  # pyright: ignore[reportArgumentType]
+        trace(1),
+    ):
+        torch.ones(2).sum()
 
 
 @pytest.mark.parametrize("text", ["", "20", "20-25", "0..3", "5..4", "1..101", "a..b", "1..2..3"])

@@ -106,15 +106,17 @@ class WorkerControl:
         """
         Args:
             agree: called by all ranks at once; returns on all of them what rank 0 gave.
-            must_save: called by all ranks at once after each step; whether a checkpoint is due, the same on all.
+            must_save: called by rank 0 after each step; whether a checkpoint is due.
         """
         self.control, self.rank, self.agree, self.must_save = control, rank, agree, must_save
         self._saves = False
 
     def pause_requested(self, step: int) -> bool:
-        """Whether the workers are to pause soon after this step; one rank that is asked is enough."""
+        """Whether the workers are to pause soon after this step; rank 0 alone is asked."""
+        if self.rank != 0:
+            return False
         self._saves = self.must_save() or self._saves
-        return self._saves or (self.rank == 0 and (self.control.pauses or self.control.is_stopped))
+        return self._saves or self.control.pauses or self.control.is_stopped
 
     def next(self, step: int, *, waits: bool, is_edge: bool = False) -> bool:
         """At a committed step: whether to train on.

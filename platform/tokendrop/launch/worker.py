@@ -59,7 +59,7 @@ def run_worker(
     Args:
         device: to train on; the CPU when left out.
         samples: where training samples come from; the mapped token shards when left out.
-        must_save: called by all ranks after each step; whether a checkpoint is due, on all of them the same.
+        must_save: called by rank 0 after each step; whether a checkpoint is due.
         home: of a run that a store keeps.
     """
     config, called = spec.config, time.time()

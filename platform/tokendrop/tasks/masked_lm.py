@@ -100,7 +100,14 @@ class PairData(RowData):
     def samples(self) -> Samples:
         from tokendrop.data.read.pairs import PairSamples
 
-        return PairSamples(self.rows("train"), self.order, self.config.data.pairs, seed=self.config.seed, end=self.end)
+        return PairSamples(
+            self.rows("train"),
+            self.order,
+            self.config.data.pairs,
+            seed=self.config.seed,
+            end=self.end,
+            together=self.config.train.global_batch,
+        )
 
     def held_out(self, split: "Split" = "validation") -> HeldOut:
         from tokendrop.data.read.pairs import held_out_pairs

@@ -36,7 +36,7 @@ class RowData(ABC):
         """Training samples by their places in the run."""
         from tokendrop.data.read.row_reader import MappedSamples
 
-        return MappedSamples(self.rows("train"), self.order, end=self.end)
+        return MappedSamples(self.rows("train"), self.order, end=self.end, together=self.config.train.global_batch)
 
     def held_out(self, split: "Split" = "validation") -> HeldOut:
         """The first held-out rows, of each source by its weight."""

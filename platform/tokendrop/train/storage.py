@@ -59,7 +59,8 @@ class CheckpointWriter(StorageWriter):
             put: given each file that this rank has written, before the others hear of it.
         """
         self.folder, self.meta, self._put = folder, meta, put
-        self._files = FileSystemWriter(folder)
+        # without copies ahead: the state is on the host, and they would touch the first GPU from each rank
+        self._files = FileSystemWriter(folder, per_thread_copy_ahead=0)
 
     def reset(self, checkpoint_id: Any = None) -> None:
         self._files.reset(checkpoint_id)

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,13 @@ def tracing(steps: TracedSteps | None, run: Path, engine: Engine) -> Iterator[Tr
         yield untraced
         return
     tracer = _Tracer(steps, run, engine)
-    try:
-        yield tracer.around
-    finally:
-        tracer.stop()
+    with ThreadPoolExecutor(1, thread_name_prefix="trace") as writer:
+        try:
+            yield partial(tracer.around, writer)
+        finally:
+            tracer.stop(writer)
+    if tracer.written is not None:
+        tracer.written.result()
 
 
 class _Tracer:
@@ -51,9 +56,10 @@ class _Tracer:
         self.profiler: profile | None = None
         self.traced: list[int] = []
         self.seconds, self.began = 0.0, 0.0
+        self.written: Future[None] | None = None
 
     @contextmanager
-    def around(self, step: int) -> Iterator[None]:
+    def around(self, writer: Executor, step: int) -> Iterator[None]:
         if not self.steps.first <= step <= self.steps.last:
             yield
             return
@@ -67,7 +73,7 @@ class _Tracer:
             self.engine.label = no_label
         self.traced.append(step)
         if step == self.steps.last:
-            self.stop()
+            self.stop(writer)
 
     def start(self) -> None:
         self.profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])])
@@ -76,7 +82,8 @@ class _Tracer:
             torch.cuda.synchronize()
         self.began = time.perf_counter()
 
-    def stop(self) -> None:
+    def stop(self, writer: Executor) -> None:
+        """Have the trace written meanwhile: it takes longer than other workers wait for this one's next step."""
         profiler, self.profiler = self.profiler, None
         if profiler is None:
             return
@@ -84,8 +91,10 @@ class _Tracer:
             torch.cuda.synchronize()
             self.seconds = time.perf_counter() - self.began
         profiler.stop()
-        if not self.traced:
-            return
+        if self.traced:
+            self.written = writer.submit(self._write, profiler)
+
+    def _write(self, profiler: profile) -> None:
         folder = self.run / PROFILE
         folder.mkdir(exist_ok=True)
         first, last = self.traced[0], self.traced[-1]

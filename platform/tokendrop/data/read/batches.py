@@ -113,6 +113,7 @@ class CopyStream:
 
     def copy(self, batch: AnyBatch) -> tuple[AnyBatch, torch.Event]:
         """The batch on the GPU, and what says that it is whole there; the host waits for neither."""
+        torch.cuda.set_device(self.device)  # of this thread, which else would take up the first GPU
         with torch.cuda.stream(self.stream):
             batch = batch.to(self.device)
             return batch, self.stream.record_event()

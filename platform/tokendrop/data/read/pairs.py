@@ -90,9 +90,16 @@ class PairSamples(MappedSamples):
     """Training samples of sentence pairs by their positions in the run."""
 
     def __init__(
-        self, rows: Rows, order: SampleOrder, config: PairsConfig, *, seed: int, end: int | None = None
+        self,
+        rows: Rows,
+        order: SampleOrder,
+        config: PairsConfig,
+        *,
+        seed: int,
+        end: int | None = None,
+        together: int = 1,
     ) -> None:
-        super().__init__(rows, order, end=end)
+        super().__init__(rows, order, end=end, together=together)
         self.config, self.seed = config, seed
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

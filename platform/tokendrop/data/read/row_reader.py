@@ -186,13 +186,16 @@ class Rows:
 class MappedSamples:
     """Training samples by their positions in the run, waiting for preparation where it is behind."""
 
-    def __init__(self, rows: Rows, order: SampleOrder, *, end: int | None = None) -> None:
+    def __init__(self, rows: Rows, order: SampleOrder, *, end: int | None = None, together: int = 1) -> None:
         """
         Args:
             end: the first position that is not read any more, where it is known.
+            together: positions of a step. All of them are waited for: workers that have theirs would wait in a
+                collective, with its timeout, for one that has not.
         """
-        self.rows, self.order, self.end = rows, order, end
+        self.rows, self.order, self.end, self.together = rows, order, end, together
         self._block = -1
+        self._at_hand = range(0)  # positions of the last steps that were waited for
         self._ids = np.empty(0, np.int64)
         self._places: Places = [], []
 
@@ -204,10 +207,12 @@ class MappedSamples:
         """
         wanted = positions.tolist()
         first, last = min(wanted), max(wanted)
+        if not self.rows.committed.is_complete:
+            self._wait_for_steps(first, last)
         if first // _BLOCK == last // _BLOCK != self._block:
             self._find(first // _BLOCK)
         if not first // _BLOCK == last // _BLOCK == self._block:
-            ids = self._wait_for(positions)
+            ids = self.order.sample_ids(positions, self.rows.committed)
             return ids, self.rows.read(ids)
         start, (shards, rows) = self._block * _BLOCK, self._places
         places = [shards[n - start] for n in wanted], [rows[n - start] for n in wanted]
@@ -231,11 +236,18 @@ class MappedSamples:
         shards, _ = self.rows.places(self.order.sample_ids(positions, self.rows.committed))
         return [*dict.fromkeys(shards)]
 
-    def _wait_for(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _wait_for_steps(self, first: int, last: int) -> None:
+        """Return once all samples of the steps with these positions are committed."""
+        start, end = first // self.together * self.together, (last // self.together + 1) * self.together
+        if start >= self._at_hand.start and end <= self._at_hand.stop:
+            return
+        positions = np.arange(start, end)
         failure, since = None, time.monotonic()
         while True:
             try:
-                return self.order.sample_ids(positions, self.rows.committed)
+                self.order.sample_ids(positions, self.rows.committed)
+                self._at_hand = range(start, end)
+                return
             except NotPreparedError:
                 if failure and time.monotonic() - since > _BELIEVED_S:  # the rows may have been committed before it
                     raise UserError(failure) from None
