@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from tokendrop.method import DrawContext, Stream, Uniform, combine_tokens, gather_tokens
 
@@ -139,6 +140,58 @@ def test_a_stream_copies_all_tokens_once_in_each_direction(streams: bool, copies
     with Copies(hidden_BSD.numel()) as counted:
         along(kinds, hidden_BSD.requires_grad_(), kept_BK, a_layer(), Stream() if streams else None).sum().backward()
     assert counted.seen == copies
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_layers_that_are_computed_again_have_their_input(reentrant: bool) -> None:
+    hidden_BSD, kept_BK = torch.randn(2, 8, WIDTH, dtype=torch.float64), torch.tensor([[0, 3], [2, 5]])
+    layer, later_BK = a_layer(), torch.tensor([[0, 1], [5, 7]])
+    inputs = (hidden_BSD.requires_grad_(), *layer.parameters())
+
+    def all_layers(stream: Stream | None) -> Tensor:
+        out_BSD = hidden_BSD
+        for positions_BK in (kept_BK, later_BK, kept_BK):
+            out_BSD = checkpoint(through, out_BSD, positions_BK, layer, stream, use_reentrant=reentrant)
+        return out_BSD.square().sum()
+
+    def gradients(stream: Stream | None) -> list[Tensor | None]:
+        for one in inputs:
+            one.grad = None
+        all_layers(stream).backward()
+        return [one.grad for one in inputs]
+
+    plain = gradients(None)
+    if reentrant:
+        assert all(torch.equal(one, other) for one, other in zip(plain, gradients(Stream()), strict=True))
+    else:  # rather than a wrong gradient
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(Stream())
+
+
+def test_layers_in_a_stream_that_are_computed_again_on_other_tokens_say_so() -> None:
+    hidden_BSD = torch.randn(1, 8, WIDTH, dtype=torch.float64, requires_grad=True)
+    positions = [torch.tensor([[0, 3]])]
+    layer, stream = a_layer(), Stream()
+    out_BSD = checkpoint(lambda one: through(one, positions[0], layer, stream), hidden_BSD, use_reentrant=False)
+    positions[0] = torch.tensor([[1, 2]])
+    with pytest.raises(ValueError, match="computed it again on other tokens"):
+        out_BSD.sum().backward()
+
+
+def test_layers_of_a_stream_that_are_not_one_after_the_other_copy() -> None:
+    """Two towers, whose layers take turns."""
+    kept_BK = torch.tensor([[0, 3], [2, 5]])
+    layer, towers = a_layer(), [torch.randn(2, 8, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+
+    def both(stream: Stream | None) -> Tensor:
+        first, second = (gather_tokens(tower, kept_BK, stream) for tower in towers)
+        outs = [combine_tokens(rest, layer(kept), kept_BK, stream) for kept, rest in (second, first)]
+        outs.append(through(outs[1], kept_BK, layer, stream))
+        return torch.stack([one.square().sum() for one in outs]).sum()
+
+    plain, streamed = (torch.autograd.grad(both(stream), towers) for stream in (None, Stream()))
+    for one, other in zip(plain, streamed, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_stream_does_not_write_over_what_an_operation_has_saved() -> None:

@@ -114,7 +114,8 @@ class Subject:
         hidden_BSD, grad_BSD = (torch.randn(shape, device=self.batch.device) for _ in range(2))
 
         def move() -> None:
-            out_BSD, stream = hidden_BSD.detach().requires_grad_(), Stream()
+            out_BSD = hidden_BSD.detach().requires_grad_()
+            stream = None if self.config.train.compile else Stream()  # a compiled layer copies, in its graph
             for kept_BK in kept:
                 kept_BKD, rest_BSD = gather_tokens(out_BSD, kept_BK, stream)
                 out_BSD = combine_tokens(rest_BSD, kept_BKD, kept_BK, stream)

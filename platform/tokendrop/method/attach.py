@@ -44,8 +44,9 @@ def attach(
         blocks: the layers in order; found by themselves when left out.
         side_inputs: for arguments of the layers that are not known here, the dimensions along which tokens lie.
         in_place: whether layers may write over what the dropped layer before them handed on, which spares a copy of
-            (B, S, D) in each direction. Nothing but the next layer may read it then: no skip connection between
-            layers, no recorded hidden states, no activation checkpoint around a layer.
+            (B, S, D) in each direction. Nothing but the next layer may read it then, nor its gradient: no skip
+            connection between layers, no recorded hidden states, no hook on them or their gradients, no activation
+            checkpoint around a layer.
     Returns:
         What to call `draw` on before each forward pass in training. Whoever forgets is warned once: where the model
         trains and nothing was drawn, or where it is called with other inputs or weights on the same draw. That is told

@@ -196,7 +196,7 @@ class Dropping:
         route = self._route_of[layer]
         if layer > route.first:
             return hidden_BSD
-        kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK, self._stream)
+        kept_BKD, rest_BSD = gather_tokens(hidden_BSD, kept_BK, self._stream_here())
         self._rest[route.first] = rest_BSD, torch.is_grad_enabled()
         return kept_BKD
 
@@ -216,7 +216,11 @@ class Dropping:
                 f"layers {route.first} to {route.last} share their kept tokens, so a reentrant checkpoint around one of"
                 " them would lose gradients; want checkpoint(..., use_reentrant=False)"
             )
-        return combine_tokens(rest_BSD, out_BKD, kept_BK, self._stream)
+        return combine_tokens(rest_BSD, out_BKD, kept_BK, self._stream_here())
+
+    def _stream_here(self) -> Stream | None:
+        """None in a compiled graph, where the compiler does away with copies or not."""
+        return None if torch.compiler.is_compiling() else self._stream
 
     def side_inputs_of(self, layer: nn.Module, sides: Mapping[str, Any], kept_BK: Tensor) -> dict[str, Any]:
         """A layer's inputs beside its hidden states, restricted to the kept tokens."""

@@ -25,22 +25,33 @@ class Stream:
 
     def __init__(self) -> None:
         self._passage = _Passage()
+        self._rest: ReferenceType[Tensor] | None = None
         self._handed_on: ReferenceType[Tensor] | None = None
 
     def enter(self, hidden_BSD: Tensor) -> "_Passage":
-        """A layer begins; it may write over its input if that is what the last one handed on."""
-        is_ours = self._handed_on is not None and self._handed_on() is hidden_BSD
+        """A layer begins; it may write over its input if that is what the last one handed on.
+
+        Not without gradients: a reentrant checkpoint runs a layer so, and keeps the input to run it again.
+        """
+        is_ours = torch.is_grad_enabled() and self._handed_on is not None and self._handed_on() is hidden_BSD
         self._passage.owns_gradient, self._passage = is_ours, _Passage(owns_input=is_ours)
         return self._passage
 
-    @property
-    def owns_input(self) -> bool:
-        """Whether the layer that has begun may write over its input."""
-        return self._passage.owns_input
+    def expect(self, rest_BSD: Tensor) -> None:
+        """What the layer that has begun will combine its outputs with."""
+        self._rest = ref(rest_BSD)
 
-    def hand_on(self, hidden_BSD: Tensor) -> None:
-        """The layer has ended."""
-        self._handed_on = ref(hidden_BSD)
+    def is_last(self, rest_BSD: Tensor) -> bool:
+        """Whether it is of the layer that began last, which alone may write over its input."""
+        return self._rest is not None and self._rest() is rest_BSD
+
+    def owns(self, rest_BSD: Tensor) -> bool:
+        """Whether a layer may write over what it combines its outputs with."""
+        return self._passage.owns_input and self.is_last(rest_BSD)
+
+    def hand_on(self, hidden_BSD: Tensor, rest_BSD: Tensor) -> None:
+        """A layer has ended."""
+        self._handed_on = ref(hidden_BSD) if self.is_last(rest_BSD) else None
 
 
 @dataclass(slots=True)
@@ -64,7 +75,10 @@ def gather_tokens(hidden_BSD: Tensor, kept_BK: Tensor, stream: Stream | None = N
     """
     batch, length, _ = hidden_BSD.shape
     rows = kept_BK + torch.arange(0, batch * length, length, device=kept_BK.device)[:, None]
-    return _Gather.apply(hidden_BSD, rows, None if stream is None else stream.enter(hidden_BSD))
+    kept_BKD, rest_BSD = _Gather.apply(hidden_BSD, rows, None if stream is None else stream.enter(hidden_BSD))
+    if stream is not None:
+        stream.expect(rest_BSD)
+    return kept_BKD, rest_BSD
 
 
 def entering(hidden_BSD: Tensor, kept_BK: Tensor) -> Tensor:
@@ -83,10 +97,10 @@ def combine_tokens(rest_BSD: Tensor, out_BKD: Tensor, kept_BK: Tensor, stream: S
     """
     batch, length, _ = rest_BSD.shape
     rows = kept_BK + torch.arange(0, batch * length, length, device=kept_BK.device)[:, None]
-    in_place = stream is not None and stream.owns_input
+    in_place = stream is not None and stream.owns(rest_BSD)
     combined_BSD = _Combine.apply(rest_BSD, out_BKD.to(rest_BSD.dtype), rows, in_place)
     if stream is not None:
-        stream.hand_on(combined_BSD)
+        stream.hand_on(combined_BSD, rest_BSD)
     return combined_BSD
 
 
@@ -108,6 +122,8 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, hidden_BSD: Tensor, rows_BK: Tensor, passage: _Passage | None) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(rows_BK)
         ctx.passage = passage
+        if passage is not None:
+            ctx.rows_BK = rows_BK  # to compare with, as in _Entering
         kept_BKD = _read_rows(hidden_BSD, rows_BK)
         if passage is None or not passage.owns_input:
             return kept_BKD, hidden_BSD.view_as(hidden_BSD)
@@ -119,6 +135,8 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad_kept_BKD: Tensor, grad_rest_BSD: Tensor) -> tuple[Tensor, None, None]:
         (rows_BK,) = ctx.saved_tensors
         in_place = ctx.passage is not None and ctx.passage.owns_gradient
+        if ctx.passage is not None:
+            _check_same(ctx.rows_BK, rows_BK)
         return _write_rows(grad_rest_BSD, rows_BK, grad_kept_BKD, in_place=in_place), None, None
 
 
