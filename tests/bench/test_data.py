@@ -1,7 +1,9 @@
 """`tokendrop bench data`: what it compares is the same work, and all its figures are there."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tokendrop.bench.reading import (
     wait_fraction,
     write_random_rows,
 )
+from tokendrop.bench.slow_store import BYTES_PER_S, LATENCY_S, behind_slow_link
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError
 
@@ -28,6 +31,7 @@ TINY = Sizes(
     read_s=0.001,
     seeks=5,
     consumer_s=0.01,
+    remote_start_s=0.1,
     file_characters=20_000,
     files=1,
     memory_files=1,
@@ -43,6 +47,7 @@ FIGURES = {
     "seek_p99_ms",
     "open_ms",
     "wait_fraction",
+    "remote_wait_fraction",
     "prepare_tokens_per_s",
     "tokenizer_tokens_per_s",
     "prepare_over_tokenizer",
@@ -112,6 +117,17 @@ def test_a_consumer_faster_than_reading_waits_all_the_time(tmp_path):
     folder = write_random_rows(tmp_path / "rows", rows=ROWS, sequence_length=LENGTH)
     slow, fast = (wait_fraction(folder, tokens_per_s=speed, seconds=0.05) for speed in (1e2, 1e12))
     assert slow < fast <= 1
+
+
+def test_rows_behind_a_slow_link_are_those_of_the_folder_and_each_request_waits(tmp_path, monkeypatch):
+    slept: list[float] = []
+    folder = write_random_rows(tmp_path / "rows", rows=ROWS, sequence_length=LENGTH)
+    near = torch.cat(list(our_epochs(folder)["shuffled"]()))
+    monkeypatch.setattr("tokendrop.bench.slow_store.time", SimpleNamespace(sleep=slept.append))
+    far = replace(folder, folder=behind_slow_link(folder.folder, tmp_path / "cache"))
+    assert torch.equal(torch.cat(list(our_epochs(far)["shuffled"]())), near)
+    shards = [path.stat().st_size for path in folder.folder.glob("*.arrow")]
+    assert {LATENCY_S + size / BYTES_PER_S for size in shards} <= {*slept}
 
 
 def test_one_core_is_for_a_block_alone():

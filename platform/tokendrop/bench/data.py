@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tokendrop.bench.reading import (
     wait_fraction,
     write_random_rows,
 )
+from tokendrop.bench.slow_store import behind_slow_link
 from tokendrop.launch.cluster import connect
 
 Figures = dict[str, Any]
@@ -40,6 +41,8 @@ class Sizes:
     seeks: int = 300
     consumer_tokens_per_s: float = 450e3
     consumer_s: float = 5.0
+    remote_start_s: float = 30.0
+    """After which waiting for shards of a store counts."""
     file_characters: int = 40_000_000
     files: int = 20
     """Of the corpus that is prepared."""
@@ -92,6 +95,13 @@ def _reading(scratch: Path, sizes: Sizes, *, rounds: int, log: Say) -> Figures:
             wait_fraction(folder, tokens_per_s=sizes.consumer_tokens_per_s, seconds=sizes.consumer_s)
             for _ in range(rounds)
         ]
+        remote = replace(folder, folder=behind_slow_link(folder.folder, scratch / "cache"))
+        remote_waits = wait_fraction(
+            remote,
+            tokens_per_s=sizes.consumer_tokens_per_s,
+            seconds=sizes.consumer_s,
+            after_s=sizes.remote_start_s,
+        )
     sought_ms = np.array(sought) * 1e3
     return {
         **{f"{name}_tokens_per_s": figure(values, "tokens/s") for name, values in speeds.items()},
@@ -101,6 +111,7 @@ def _reading(scratch: Path, sizes: Sizes, *, rounds: int, log: Say) -> Figures:
         "seek_p99_ms": figure([float(np.percentile(sought_ms, 99))], "ms"),
         "open_ms": figure([s * 1e3 for s in opened], "ms"),
         "wait_fraction": figure(waits, "of the time"),
+        "remote_wait_fraction": figure([remote_waits], "of the time"),
     }
 
 

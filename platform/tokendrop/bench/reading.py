@@ -184,14 +184,18 @@ def seek_times(folder: TokenFolder, tries: int) -> tuple[list[float], list[float
     return opened, sought
 
 
-def wait_fraction(folder: TokenFolder, *, tokens_per_s: float, seconds: float) -> float:
-    """The share of its time that a consumer at this speed, asleep while it computes, waits for micro batches."""
+def wait_fraction(folder: TokenFolder, *, tokens_per_s: float, seconds: float, after_s: float = 0.0) -> float:
+    """The share of its time that a consumer at this speed, asleep while it computes, waits for micro batches.
+
+    Args:
+        after_s: what it reads before is not counted.
+    """
     split = BatchSplit(global_batch=MICRO_BATCH, micro_batch=MICRO_BATCH, world_size=1)
     batches = _batches(folder, folder.open(), split, rank=0)
-    tokens, waited, step, started = folder.config.model.sequence_length, 0.0, 0, time.perf_counter()
+    tokens, waited, step, started = folder.config.model.sequence_length, 0.0, 0, time.perf_counter() + after_s
     while (asked := time.perf_counter()) < started + seconds:
         batch = next(batches.of_step(step))
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - asked if asked > started else 0.0
         time.sleep(len(batch.sample_ids_B) * tokens / tokens_per_s)
         step += 1
     return waited / (time.perf_counter() - started)
