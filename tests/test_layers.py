@@ -92,6 +92,7 @@ FOREIGN = {
     "bench/picture.py": {"matplotlib"},
     "bench/preparation.py": {"psutil", "pyarrow"},
     "bench/reading.py": {"pyarrow"},
+    "bench/slow_store.py": {"fsspec"},
     "bench/workers.py": {"ray"},
     "elastic": {"ray", "torch"},
     "launch": {"aiohttp", "numpy", "ray", "requests", "torch", "yaml"},

@@ -62,7 +62,7 @@ MODEL = {
         "lengths",
         "plain_gpt2",
     ),
-    *("full_length_alone_ms", "update_ms", "schedule", "schedule_grown", "start_s", "host_waits"),
+    *("full_length_alone_ms", "update_ms", "schedule", "schedule_grown", "start_s", "host_waits", "checkpoint"),
 }
 STEP = {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "peak_memory_bytes"}
 OURS = {"kept_length", "time_ratio", "flops_ratio", "gather_combine_share", "draw_share", "grown"}
@@ -97,6 +97,9 @@ def test_each_length_is_timed_beside_its_flops_and_a_plain_gpt(measured) -> None
     assert full["flops_ratio"] == 1
     assert full["gather_combine_share"]["max"] == full["draw_share"]["max"] == 0
     assert model["start_s"]["first_steps"].keys() == {*SHARES, "plain"}
+    save = model["checkpoint"]
+    assert 0 < save["blocked_s"] <= save["committed_s"]
+    assert save["bytes"] > 3 * 4 * model["parameters"]  # weights and two moments
 
 
 @pytest.mark.long
@@ -144,7 +147,7 @@ def test_static_and_cuda_graphs_are_jobs_of_their_own_after_each_preset() -> Non
 
 def test_how_long_a_way_takes_is_expected_by_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Static graphs take longer to compile: by their time, larger models of other ways would be left out."""
-    first = FirstSteps(alone_s=[], first_s={}, peak_bytes={}, host_waits=None)
+    first = FirstSteps(alone_s=[], first_s={}, peak_bytes={}, host_waits=None, save=None)
 
     def measured(config: ExperimentConfig, *_: object, **__: object) -> Measured:
         setup_s = 1e6 if config.train.compile == "static" else 1e-6

@@ -37,6 +37,7 @@ def result(times_of: dict[str, Times]) -> dict[str, Any]:
         first_s=dict.fromkeys([*SHARES, PLAIN], 1.0),
         peak_bytes=dict.fromkeys([*SHARES, PLAIN]),
         host_waits=None,
+        save=None,
     )
     models = [
         model_result(

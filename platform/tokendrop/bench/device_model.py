@@ -10,6 +10,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from tokendrop.bench.device_save import Save, save_twice
 from tokendrop.bench.figures import interleave
 from tokendrop.bench.reference import Plain, plain_model
 from tokendrop.bench.step import plain_step, synchronize, timed, timed_step
@@ -43,6 +44,8 @@ class FirstSteps:
     """Of the device's memory, by length and of the plain model; None on a CPU."""
     host_waits: str | None
     """What a step waited for the GPU for; None where it did not."""
+    save: Save | None
+    """None where there was no room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +193,14 @@ def _first_steps(subject: Subject) -> tuple[FirstSteps, Callable[[], None]]:
     alone_s = [subject.step_s(lengths[FULL]) for _ in range(_WARM_UPS + FEWEST_ROUNDS)][_WARM_UPS:]
     first_s |= {case: step() for case, step in subject.steps.items() if case != FULL}
     peak_bytes = {case: peak_memory(step, device) for case, step in subject.steps.items()}
-    host_waits = what_the_host_waits_for(subject)
+    host_waits, save = what_the_host_waits_for(subject), save_twice(subject.engine)
     held = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     plain = subject.plain()
     first_s[PLAIN] = timed(plain, subject.batch)
     most = peak_memory(plain, device)
     peak_bytes[PLAIN] = None if most is None else most - held
-    return FirstSteps(alone_s=alone_s, first_s=first_s, peak_bytes=peak_bytes, host_waits=host_waits), plain
+    first = FirstSteps(alone_s=alone_s, first_s=first_s, peak_bytes=peak_bytes, host_waits=host_waits, save=save)
+    return first, plain
 
 
 def _cases(subject: Subject, plain: Callable[[], None]) -> dict[str, Callable[[], float]]:

@@ -1,6 +1,7 @@
 """What `tokendrop bench device` tells of one model."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tokendrop.bench.device_model import FULL, PLAIN, UPDATE, Measured, grown_micro_batch, kept_lengths
@@ -54,6 +55,7 @@ def model_result(config: ExperimentConfig, measured: Measured, peak: float | Non
             "before_rounds": measured.setup_s,
         },
         "host_waits": measured.first.host_waits,
+        "checkpoint": None if measured.first.save is None else asdict(measured.first.save),
     }
 
 

@@ -119,6 +119,11 @@ def _lines(model: Mapping[str, Any]) -> Iterator[str]:
         f"  micro batch {model['micro_batch']}, {model['rounds']} rounds; full length before any other {alone:.4g} ms;"
         f" ready after {start['before_rounds']:.1f} s, first steps at {compiling} s"
     )
+    if (save := model["checkpoint"]) is not None:
+        yield (
+            f"  training waits {save['blocked_s']:.3f} s for a checkpoint of {save['bytes'] / 1e9:.3g} GB, which is"
+            f" committed after {save['committed_s']:.1f} s"
+        )
     if model["host_waits"] is not None:
         yield f"  a step waits for the GPU: {model['host_waits']}"
 
