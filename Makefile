@@ -64,9 +64,10 @@ test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python .ci/repair_torchvision.py
 	touch $@
 
-# the tests that kill processes, many times, and those of nodes that come and go; an hour and more
+# the tests that kill processes, KILLS times each, and those of nodes that come and go; an hour and more
+KILLS ?= 50
 chaos: install
-	TOKENDROP_KILLS=50 $(BIN)/pytest -m chaos
+	TOKENDROP_KILLS=$(KILLS) $(BIN)/pytest -m chaos
 
 # whole runs against their recorded losses; a quarter of an hour
 goldens: install

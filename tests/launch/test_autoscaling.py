@@ -102,7 +102,6 @@ def take_back_the_node_at_work(tokendrop: Callable[..., Any], environment: dict[
     subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *drain], env=environment, check=True)
 
 
-@pytest.mark.long
 def test_a_node_that_is_taken_back_is_left_in_time_with_all_that_was_done(
     tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str]
 ) -> None:
