@@ -39,7 +39,7 @@ SIZES = {
     "gpt3-350m": Size(micro_batch=8, sequence_length=2048, vocab_size=50304),
     "gpt3-1.3b": Size(micro_batch=4, sequence_length=2048, vocab_size=50304),
 }
-"""By rising size. Micro batches are such that our model and the plain one fit into 80 GB together."""
+"""By rising size. Micro batches are meant to let our model and the plain one fit into 80 GB together."""
 _ON_CPU, _ON_GPU = ("gpt-1m", "gpt-5m"), ("gpt3-125m", "gpt3-350m", "gpt3-1.3b")
 
 

@@ -67,10 +67,10 @@ class TrainConfig:
     """Compute what fp8 would, slowly, on a device without it: to try a job."""
     compile: bool | Literal["static"] = False
     """torch.compile each layer, before the first step: at most three graphs, however many kept lengths; or static, a
-    faster one for each of them. Worth it on GPUs."""
+    faster one for each of them. Meant for GPUs."""
     cuda_graphs: bool = False
-    """Run each of the static graphs as a CUDA graph: the GPU is given a layer at once, not kernel by kernel. Worth it
-    where kept lengths are short."""
+    """Run each of the static graphs as a CUDA graph: the GPU is given a layer at once, not kernel by kernel. Meant
+    for short kept lengths."""
     attention: AttentionKernel = "auto"
     """Torch's kernel: its own choice (auto), flash, cudnn, efficient or math, or the fastest for the run's shapes when
     it begins (measured)."""
