@@ -83,6 +83,11 @@ def test_each_length_is_timed_beside_its_flops_and_a_plain_gpt(measured) -> None
     result, _ = measured
     (model,) = result["models"]
     assert model.keys() == MODEL
+    assert result["figures"] == {
+        "tokens_per_s_gpt-1m": model["lengths"]["1/1"]["tokens_per_s"],
+        "realised_over_theory_gpt-1m": model["schedule"]["realised_over_theoretical"],
+        "plain_gpt2_over_ours_gpt-1m": model["plain_gpt2"]["over_ours"],
+    }
     assert list(model["lengths"]) == list(SHARES)
     assert all(length.keys() == STEP | OURS for length in model["lengths"].values())
     assert model["plain_gpt2"].keys() == STEP | {"over_ours"}
@@ -155,6 +160,7 @@ def test_how_long_a_way_takes_is_expected_by_the_same_way(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(device, "measure_model", measured)
     monkeypatch.setattr(device, "model_result", lambda config, *_: {"preset": config.name})
+    monkeypatch.setattr(device, "main_figures", lambda _: {})
     wanted = replace(WANTED, minutes=1, static=True, compiled=True)
     result = bench_device(wanted, log=lambda _: None, save=lambda _: None)
     assert [one["preset"] for one in result["models"]] == ["gpt-1m", "gpt-1m-static", "gpt-5m"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tokendrop.bench.device_model import Measured, expected_s, measure_model
-from tokendrop.bench.device_result import model_result, step_flops
+from tokendrop.bench.device_result import main_figures, model_result, step_flops
 from tokendrop.bench.figures import machine
 from tokendrop.bench.peaks import peak_flops_per_s
 from tokendrop.config.experiment import ExperimentConfig
@@ -107,6 +107,7 @@ def bench_device(
             result["skipped"].append({"preset": config.name, "reason": measured})
         else:
             result["models"].append(model_result(config, measured, result["peak_flops_per_s"]))
+            result["figures"] |= main_figures(result["models"][-1])
             before[_way(config)] = config, measured
         result["elapsed_s"] = time.perf_counter() - started
         save(result)
@@ -131,6 +132,7 @@ def _empty(wanted: Wanted, device: torch.device) -> dict[str, Any]:
         "compiled": device.type == "cuda" if wanted.compiled is None else wanted.compiled,
         "peak_flops_per_s": peak_flops_per_s(here["device"], dtype),
         "minutes": wanted.minutes,
+        "figures": {},
         "models": [],
         "skipped": [],
         "device_s": device_s,

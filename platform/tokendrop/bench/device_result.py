@@ -1,6 +1,6 @@
 """What `tokendrop bench device` tells of one model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -56,6 +56,16 @@ def model_result(config: ExperimentConfig, measured: Measured, peak: float | Non
         },
         "host_waits": measured.first.host_waits,
         "checkpoint": None if measured.first.save is None else asdict(measured.first.save),
+    }
+
+
+def main_figures(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked for first of one model of the result, by names of its own."""
+    name = model["preset"]
+    return {
+        f"tokens_per_s_{name}": model["lengths"][FULL]["tokens_per_s"],
+        f"realised_over_theory_{name}": model["schedule"]["realised_over_theoretical"],
+        f"plain_gpt2_over_ours_{name}": model["plain_gpt2"]["over_ours"],
     }
 
 
