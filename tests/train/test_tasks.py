@@ -35,7 +35,9 @@ from tokendrop.train.worker import build_engine
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 FLOAT64 = 1e-10
-GROWN = 64  # tokens of a micro batch: several sequences at a time, fewer as kept lengths grow
+GROWN = (
+    64  # tokens of a micro batch, for each sequence of a sample: several samples at a time, fewer as kept lengths grow
+)
 TOLERANCES = {"ZeRO 3": 1e-4}  # of float32, and after Adam's steps at rates up to 0.01
 WAYS: dict[str, list[tuple[int, ...]]] = {
     "one": [(1, 6, 1)],
@@ -89,7 +91,8 @@ def leg(data: Path, folder: Path, way: str, stop: int, micro_batch: int, tokens:
     for name, config in CASES.items():
         if not runs_in(name, way):
             continue
-        train = replace(config.train, micro_batch=micro_batch, tokens_per_micro_batch=tokens, **group)
+        most = tokens and tokens * config.task.sequences_per_sample
+        train = replace(config.train, micro_batch=micro_batch, tokens_per_micro_batch=most, **group)
         changed = replace(config, train=train, scaling=scaling)
         train_until(changed, data_of(changed, data), folder / name, stop)
 
@@ -162,7 +165,8 @@ def test_micro_batches_grow_in_the_runs_that_are_resized() -> None:
     for name, config in CASES.items():
         if name in METHODS:
             continue
-        grown = replace(config, train=replace(config.train, tokens_per_micro_batch=GROWN)).plan.segments[0]
+        tokens = GROWN * config.task.sequences_per_sample
+        grown = replace(config, train=replace(config.train, tokens_per_micro_batch=tokens)).plan.segments[0]
         assert 1 < grown.micro_batch <= GROWN // grown.kept_length, name
 
 
