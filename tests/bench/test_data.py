@@ -130,6 +130,21 @@ def test_rows_behind_a_slow_link_are_those_of_the_folder_and_each_request_waits(
     assert {LATENCY_S + size / BYTES_PER_S for size in shards} <= {*slept}
 
 
+def test_waiting_at_the_begin_is_not_counted_where_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokendrop.bench.slow_store.LATENCY_S", 0.3)
+    folder = write_random_rows(tmp_path / "rows", rows=ROWS, sequence_length=LENGTH)
+    whole, later = (
+        wait_fraction(
+            replace(folder, folder=behind_slow_link(folder.folder, tmp_path / f"cache-{after_s}")),
+            tokens_per_s=1e4,
+            seconds=0.1,
+            after_s=after_s,
+        )
+        for after_s in (0.0, 1.5)
+    )
+    assert later < 0.5 < whole
+
+
 def test_one_core_is_for_a_block_alone():
     before = os.sched_getaffinity(0)
     with on_one_core():

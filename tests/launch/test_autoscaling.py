@@ -132,7 +132,7 @@ FIXED = ("scaling.mode=fixed", "scaling.segments=[]")
 PER_SEGMENT = ("scaling.mode=fit_per_segment", "scaling.segments=[{from: 0%, workers: 1}]")
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [FIXED, PER_SEGMENT], ids=["fixed", "fit_per_segment"])
 def test_a_run_without_a_policy_saves_itself_once_where_its_node_is_taken_back_and_goes_on(
     tmp_path: Path, tokendrop: Callable[..., Any], cluster: dict[str, Any], environment: dict[str, str], mode: Any

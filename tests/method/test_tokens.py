@@ -178,20 +178,30 @@ def test_layers_in_a_stream_that_are_computed_again_on_other_tokens_say_so() -> 
         out_BSD.sum().backward()
 
 
-def test_layers_of_a_stream_that_are_not_one_after_the_other_copy() -> None:
-    """Two towers, whose layers take turns."""
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("begun", [(0, 0), (0, 1), (1, 0), (1, 1)], ids="after {0[0]} and {0[1]} layers".format)
+def test_layers_of_a_stream_that_are_not_one_after_the_other_copy(
+    begun: tuple[int, int], order: tuple[int, int], goes_on: bool
+) -> None:
+    """Two towers, whose layers take turns; what comes first is the last to see the gradient, which all share."""
     kept_BK = torch.tensor([[0, 3], [2, 5]])
     layer, towers = a_layer(), [torch.randn(2, 8, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
     def both(stream: Stream | None) -> Tensor:
-        first, second = (gather_tokens(tower, kept_BK, stream) for tower in towers)
-        outs = [combine_tokens(rest, layer(kept), kept_BK, stream) for kept, rest in (second, first)]
-        outs.append(through(outs[1], kept_BK, layer, stream))
-        return torch.stack([one.square().sum() for one in outs]).sum()
+        first, outs = towers[0] + towers[1], [*towers]
+        for place, layers in enumerate(begun):
+            outs[place] = along(["dropped"] * layers, outs[place], kept_BK, layer, stream)
+        gathered = [(place, *gather_tokens(outs[place], kept_BK, stream)) for place in order]
+        for place, kept_BKD, rest_BSD in reversed(gathered):
+            outs[place] = combine_tokens(rest_BSD, layer(kept_BKD), kept_BK, stream)
+        if goes_on:
+            outs[order[0]] = through(outs[order[0]], kept_BK, layer, stream)
+        return (first + outs[0] + outs[1]).square().sum()
 
     plain, streamed = (torch.autograd.grad(both(stream), towers) for stream in (None, Stream()))
     for one, other in zip(plain, streamed, strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
 
 
 def test_a_stream_does_not_write_over_what_an_operation_has_saved() -> None:

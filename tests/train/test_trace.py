@@ -84,13 +84,15 @@ def test_a_traced_run_trains_what_it_would_have_without(runs: Path) -> None:
 
 def test_steps_go_on_while_a_trace_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone_on, engine = threading.Event(), SimpleNamespace(device=torch.device("cpu"), world_size=1, label=None)
+    waited: list[bool] = []
     export = profile.export_chrome_trace
-    monkeypatch.setattr(profile, "export_chrome_trace", lambda *args: (gone_on.wait(30), export(*args)))
+    monkeypatch.setattr(profile, "export_chrome_trace", lambda *args: (waited.append(gone_on.wait(10)), export(*args)))
     with tracing(TracedSteps(steps="1..1"), tmp_path, engine) as trace:  # pyright: ignore[reportArgumentType]
         with trace(1):
             torch.ones(2).sum()
         with trace(2):
             gone_on.set()
+    assert waited == [True]
     summary = read_summary(tmp_path)
     assert summary is not None
     assert summary["last_step"] == 1

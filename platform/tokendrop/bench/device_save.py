@@ -11,7 +11,7 @@ import torch
 from tokendrop.train.checkpoint import Checkpoints
 from tokendrop.train.engines.base import Engine
 
-_ROOM = 3  # of a checkpoint's size: the one before it is removed last
+_ROOM = 9  # times the bytes of the weights: three checkpoints, each of the weights and two moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,9 @@ class Save:
 
 
 def save_twice(engine: Engine) -> Save | None:
-    """Save into the folder of temporary files; None where it has too little room, by the bytes of the weights."""
+    """Save into the folder of temporary files; None where that has too little room."""
     weights = sum(p.numel() * p.element_size() for p in engine.model.parameters())
-    moments = 2
-    if shutil.disk_usage(tempfile.gettempdir()).free < _ROOM * (1 + moments) * weights:
+    if shutil.disk_usage(tempfile.gettempdir()).free < _ROOM * weights:
         return None
     with tempfile.TemporaryDirectory(prefix="tokendrop-bench-") as folder:
         checkpoints = Checkpoints(Path(folder), keep=1, meta={})

@@ -16,6 +16,15 @@ from torch.autograd.function import once_differentiable
 # follow each other do without these copies too, in a `Stream`.
 
 
+@dataclass(slots=True)
+class _Passage:
+    """One layer's gather and combine."""
+
+    owns_input: bool = False
+    owns_gradient: bool = False
+    """Whether the gradient of its output is of its own, which is known once a layer begins with that output."""
+
+
 class Stream:
     """The hidden states that dropped layers hand on to each other, where nothing else reads them.
 
@@ -26,41 +35,33 @@ class Stream:
     def __init__(self) -> None:
         self._passage = _Passage()
         self._rest: ReferenceType[Tensor] | None = None
-        self._handed_on: ReferenceType[Tensor] | None = None
+        self._handed_on: tuple[ReferenceType[Tensor], _Passage] | None = None
 
-    def enter(self, hidden_BSD: Tensor) -> "_Passage":
+    def enter(self, hidden_BSD: Tensor) -> _Passage:
         """A layer begins; it may write over its input if that is what the last one handed on.
 
         Not without gradients: a reentrant checkpoint runs a layer so, and keeps the input to run it again.
         """
-        is_ours = torch.is_grad_enabled() and self._handed_on is not None and self._handed_on() is hidden_BSD
-        self._passage.owns_gradient, self._passage = is_ours, _Passage(owns_input=is_ours)
+        self._passage = _Passage()
+        if torch.is_grad_enabled() and self._handed_on is not None and self._handed_on[0]() is hidden_BSD:
+            self._passage.owns_input = self._handed_on[1].owns_gradient = True
         return self._passage
 
     def expect(self, rest_BSD: Tensor) -> None:
         """What the layer that has begun will combine its outputs with."""
         self._rest = ref(rest_BSD)
 
-    def is_last(self, rest_BSD: Tensor) -> bool:
-        """Whether it is of the layer that began last, which alone may write over its input."""
-        return self._rest is not None and self._rest() is rest_BSD
-
     def owns(self, rest_BSD: Tensor) -> bool:
         """Whether a layer may write over what it combines its outputs with."""
-        return self._passage.owns_input and self.is_last(rest_BSD)
+        return self._passage.owns_input and self._is_last(rest_BSD)
 
     def hand_on(self, hidden_BSD: Tensor, rest_BSD: Tensor) -> None:
         """A layer has ended."""
-        self._handed_on = ref(hidden_BSD) if self.is_last(rest_BSD) else None
+        self._handed_on = (ref(hidden_BSD), self._passage) if self._is_last(rest_BSD) else None
 
-
-@dataclass(slots=True)
-class _Passage:
-    """One layer's gather and combine."""
-
-    owns_input: bool = False
-    owns_gradient: bool = False
-    """Whether the gradient of its output is of its own, which is known once the next layer begins."""
+    def _is_last(self, rest_BSD: Tensor) -> bool:
+        """Whether it is of the layer that began last, the only one whose passage is at hand."""
+        return self._rest is not None and self._rest() is rest_BSD
 
 
 def gather_tokens(hidden_BSD: Tensor, kept_BK: Tensor, stream: Stream | None = None) -> tuple[Tensor, Tensor]:
