@@ -15,9 +15,10 @@ from transformers import BertTokenizerFast
 
 from corpora import tiny_job
 from pairs import PIECES, write_vocabulary
+from tokendrop.cli.main import main
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import load_job
-from tokendrop.data.prepare.cut import note_of_cut
+from tokendrop.data.prepare.cut_examples import note_of_cut
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.read.example_rows import label_as_number, read_examples
 from tokendrop.data.read.inspection import find_sample
@@ -96,6 +97,14 @@ def test_examples_that_fill_their_sequence_are_counted(tmp_path: Path) -> None:
     # the same examples are held out, too
     said = f"{2 * full} of {2 * len(EXAMPLES)} examples fill model.sequence_length={S} tokens, and what was longer"
     assert said in str(note_of_cut(folder))
+
+
+def test_preparation_says_that_examples_were_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job(tmp_path, write(tmp_path / "examples.jsonl", EXAMPLES))
+    main(["prepare", str(tmp_path / "job.yaml")])
+    said = capsys.readouterr().err
+    assert said.count("note     data.corpus: ") == 1
+    assert f" examples fill model.sequence_length={S} tokens, and what was longer is cut; want" in said
 
 
 def test_of_examples_that_all_fit_nothing_is_said(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     from ray.exceptions import RayError
 
-    from tokendrop.data.prepare.cut import note_of_cut
+    from tokendrop.data.prepare.cut_examples import note_of_cut
     from tokendrop.data.prepare.pipeline import prepare
     from tokendrop.data.shards.format import SPLITS
     from tokendrop.data.shards.manifest import read_header

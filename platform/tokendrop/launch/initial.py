@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.prepare.cut import note_of_cut
+from tokendrop.data.prepare.cut_examples import note_of_cut
 from tokendrop.data.prepare.pipeline import prepare
 from tokendrop.data.shards.manifest import read_manifest
 from tokendrop.errors import UserError

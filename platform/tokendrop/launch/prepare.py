@@ -11,7 +11,7 @@ from types import TracebackType
 import ray
 
 from tokendrop.config.experiment import ExperimentConfig
-from tokendrop.data.prepare.cut import note_of_cut
+from tokendrop.data.prepare.cut_examples import note_of_cut
 from tokendrop.data.prepare.pipeline import NOT_TO_THE_END, Corpus, StoppedError, find_corpus, is_complete, prepare
 from tokendrop.data.prepare.stored import bytes_at_once, stored_shards
 from tokendrop.data.read.row_reader import FAILED, note_failure, noted_failure
