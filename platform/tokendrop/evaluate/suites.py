@@ -6,7 +6,7 @@ from typing import Any
 
 SUITES = {
     # appendix D.1, by lm-eval's names, whose `race` is RACE-h; its `multirc` judges each answer, while the paper's
-    # 0.84% is likely the older exact match over all answers of a question: the averages lie two to three points apart
+    # 0.84% is likely the older exact match over all answers of a question: the averages can't be compared as they are
     "paper": (
         *("hellaswag", "lambada_openai", "triviaqa", "webqs", "winogrande", "piqa", "arc_challenge", "arc_easy"),
         *("anli_r1", "anli_r2", "anli_r3", "openbookqa", "race", "boolq", "copa", "rte", "wsc", "multirc", "record"),
