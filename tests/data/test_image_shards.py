@@ -23,7 +23,8 @@ def test_images_that_are_prepared_later_are_read_as_those_before(tmp_path: Path)
     header = json.loads((tmp_path / MANIFEST).read_text())
     (tmp_path / MANIFEST).write_text(json.dumps(header | {"is_complete": False, "rows": []}))
     (tmp_path / SHARDS).write_text("".join(lines[:2]))  # of each split the first
-    keys = {"data__shuffle_rows": WINDOW, "evaluate__sequences": 4, "drop": {"method": "none"}}
+    step = {"train__global_batch": WINDOW, "train__micro_batch": 1}
+    keys = {"data__shuffle_rows": WINDOW, "evaluate__sequences": 4, "drop": {"method": "none"}, **step}
     config = experiment(model=MODEL, task={**TASK, "augment": "none", "crop": "none"}, **keys)
     opened = config.task.build(config).open(tmp_path)
     held_out = opened.batch(*opened.held_out(), 0)
