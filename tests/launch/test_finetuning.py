@@ -127,7 +127,10 @@ def test_a_run_whose_length_was_in_steps_goes_on_in_epochs(folder: Path) -> None
     assert config.steps == len(losses(folder / "runs" / "counted")) == ceil(config.data.epoch_samples / 40)
 
 
-def test_an_evaluation_gives_perplexities_of_both_splits_none_of_words_that_run_together(run: Path, capsys) -> None:
+def test_an_evaluation_gives_perplexities_of_both_splits_per_token_and_per_word(
+    run: Path, folder: Path, capsys
+) -> None:
+    """Words of two lines run together in rows, and are counted as two."""
     main(["evaluate", str(run), "--json"])
     result = json.loads(capsys.readouterr().out)
     _, data = open_run_folder(run)
@@ -135,7 +138,11 @@ def test_an_evaluation_gives_perplexities_of_both_splits_none_of_words_that_run_
         found = result[split]
         assert found["rows"] == min(64, read_manifest(data).committed(split).rows[0])
         assert found["perplexity"] == pytest.approx(np.exp(found[key]))
-        assert "word_perplexity" not in found
+        left, words, tokens = 33 * found["rows"], 0, 33 * found["rows"]
+        for line in (folder / f"{split.removesuffix('ation')}.txt").read_text().splitlines():
+            words += len(line[:left].split())  # a byte is a token
+            left = max(0, left - len(line))
+        assert found["word_perplexity"] == pytest.approx(np.exp(found[key] * tokens / words))
     assert result["validation"]["val_loss"] != result["test"]["test_loss"]
 
 

@@ -260,7 +260,7 @@ def test_a_classifiers_figures_are_those_of_the_validation_examples_all_at_once(
         hits = (logits.argmax(1) == batch.labels_B).double().mean().item()
         assert last["val_figures"] == {"top1": pytest.approx(hits), "top5": 1.0}  # of three classes
         return
-    judged = task.judge(held_out, last["val_loss"], loss.outputs, None)
+    judged = opened.judge("validation", last["val_loss"], loss.outputs, None)
     if case == "regression":
         assert last["val_figures"] is None or last["val_figures"] == {}
         assert judged["pearson"] == pytest.approx(np.corrcoef(batch.labels_B, loss.outputs[:, 0])[0, 1])

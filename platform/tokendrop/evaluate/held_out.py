@@ -53,7 +53,7 @@ def held_out_figures(path: Path, split: Split = "validation") -> dict[str, Any] 
     engine = Engine(model.to(device), build_optimizers(model, config.train), dtype, loss=loss_of)
     batches = HeldOutBatches(opened.batch, ids, rows, micro_batch=config.train.micro_batch, device=device)
     loss, figures = held_out_mean(engine, batches)
-    judged = task.judge((ids, rows), loss, torch.cat(outputs) if outputs else None, tokenizer)
+    judged = opened.judge(split, loss, torch.cat(outputs) if outputs else None, tokenizer)
     name = "val_loss" if split == "validation" else "test_loss"
     return {name: loss, **config.task.figures(loss, figures), **judged, "rows": len(ids)}
 

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.model import GptConfig
 from tokendrop.config.task import perplexity
-from tokendrop.models.batch import HeldOut, TextBatch
+from tokendrop.models.batch import TextBatch
 from tokendrop.models.build import build_model
 from tokendrop.models.gpt import Gpt
 from tokendrop.tasks.rows import RowData
 from tokendrop.train.task import Loss
+
+if TYPE_CHECKING:  # a model is built and timed without pyarrow
+    from tokendrop.data.shards.format import Split
 
 
 class CausalLmTask:
@@ -45,19 +48,6 @@ class CausalLmTask:
     def loss(self, model: nn.Module, batch: TextBatch) -> Loss:
         return Loss(*model(batch.input_ids_BS, batch.labels_BS, token_losses=True))
 
-    def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
-        """Perplexity per word, by the white space between them (as lm-eval counts them).
-
-        Nothing where documents follow each other without an end: words at their edges could not be told apart.
-        """
-        if not self.config.data.end_of_text:
-            return {}
-        from tokendrop.data.tokenizer import END_OF_TEXT
-
-        _, rows_NT = held_out
-        words = len(tokenizer.decode(rows_NT.flatten(), skip_special_tokens=False).replace(END_OF_TEXT, " ").split())
-        return {"word_perplexity": perplexity(loss * rows_NT.size / words) if words else math.inf}
-
     def language_model(self, model: nn.Module) -> Gpt:
         return _gpt(model)
 
@@ -74,6 +64,20 @@ class TextData(RowData):
 
     def batch(self, ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:
         return text_batch(ids_B, rows_BT, number)
+
+    def judge(self, split: "Split", loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
+        """Perplexity per word, by the white space between words (as lm-eval counts them) and the edges of documents."""
+        from tokendrop.data.tokenizer import END_OF_TEXT
+
+        ids_N, rows_NT = self.held_out(split)
+        starts = [
+            row * rows_NT.shape[1] + start
+            for row, found in enumerate(self.rows(split).starts(ids_N))
+            for start in found
+        ]
+        texts = tokenizer.decode_batch(np.split(rows_NT.flatten(), starts), skip_special_tokens=False)
+        words = sum(len(text.replace(END_OF_TEXT, " ").split()) for text in texts)
+        return {"word_perplexity": perplexity(loss * rows_NT.size / words) if words else math.inf}
 
 
 def text_batch(ids_B: NDArray[np.int64], rows_BT: NDArray[np.int64], number: int) -> TextBatch:

@@ -13,7 +13,7 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.model import VitConfig
 from tokendrop.config.task import ImageClassification
 from tokendrop.errors import UserError
-from tokendrop.models.batch import HeldOut, ImageBatch
+from tokendrop.models.batch import ImageBatch
 from tokendrop.models.build import build_vit
 from tokendrop.models.vit import Vit
 from tokendrop.tasks.rows import RowData
@@ -61,9 +61,6 @@ class ImageClassificationTask:
         images = torch.full_like(batch.labels_B[0], len(hits_BK))
         figures = {"top1": (hits_BK[:, 0].sum(), images), "top5": (hits_BK.sum(), images)}
         return Loss(loss.mean, figures=figures)
-
-    def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
-        return {}
 
     def language_model(self, model: nn.Module) -> NoReturn:
         raise UserError("want a model that predicts the next token; a ViT classifies images")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.model import BertConfig
@@ -71,9 +71,6 @@ class MaskedLmTask:
             pairs = torch.full_like(tokens, len(batch.labels_BS))
             figures[f"{self.pairs.sentence_task}_accuracy"] = (loss.sentence_hits, pairs)
         return Loss(loss.mean, loss.token_losses_BS, figures=figures)
-
-    def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
-        return {}
 
     def language_model(self, model: nn.Module) -> NoReturn:
         raise UserError("want a model that predicts the next token; a BERT predicts masked ones")

@@ -3,10 +3,11 @@
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.models.batch import Batch, HeldOut, Samples
@@ -43,6 +44,10 @@ class RowData(ABC):
         rows = self.rows(split)
         ids = self.held_out_ids(rows)
         return ids, rows.read(ids)
+
+    def judge(self, split: "Split", loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
+        """None but those of `Loss`."""
+        return {}
 
     def held_out_ids(self, rows: "Rows") -> NDArray[np.int64]:
         """Which rows of a split are read."""

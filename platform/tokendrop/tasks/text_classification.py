@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -13,11 +13,14 @@ from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.model import BertConfig
 from tokendrop.config.task import Metric, TextClassification
 from tokendrop.errors import UserError
-from tokendrop.models.batch import ExampleBatch, HeldOut
+from tokendrop.models.batch import ExampleBatch
 from tokendrop.models.bert import BertClassifier
 from tokendrop.models.build import build_classifier
 from tokendrop.tasks.rows import RowData
 from tokendrop.train.task import Loss
+
+if TYPE_CHECKING:  # a model is built and timed without pyarrow
+    from tokendrop.data.shards.format import Split
 
 
 class TextClassificationTask:
@@ -62,12 +65,6 @@ class TextClassificationTask:
             figures["accuracy"] = hits_B.sum(), torch.full_like(batch.labels_B[0], len(hits_B))
         return Loss(loss.mean, outputs=loss.outputs_BO, figures=figures)
 
-    def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
-        assert outputs is not None
-        labels_N = example_batch(*held_out, 0, form=self.form, length=self.model_config.sequence_length).labels_B
-        found_N = outputs.argmax(1) if self.form.labels else outputs[:, 0]
-        return {one: score(one, labels_N.numpy(), found_N.double().numpy()) for one in self.form.metrics}
-
     def language_model(self, model: nn.Module) -> NoReturn:
         raise UserError("want a model that predicts the next token; this one classifies")
 
@@ -88,6 +85,13 @@ class ExampleData(RowData):
         assert isinstance(self.config.task, TextClassification)
         length = self.config.model.sequence_length
         return example_batch(ids_B, rows_BT, number, form=self.config.task, length=length)
+
+    def judge(self, split: "Split", loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
+        assert isinstance(self.config.task, TextClassification)
+        assert outputs is not None
+        labels_N = self.batch(*self.held_out(split), 0).labels_B
+        found_N = outputs.argmax(1) if self.config.task.labels else outputs[:, 0]
+        return {one: score(one, labels_N.numpy(), found_N.double().numpy()) for one in self.config.task.metrics}
 
 
 def example_batch(

@@ -53,6 +53,18 @@ class TaskData(Protocol):
         """
         ...
 
+    def judge(
+        self, split: Literal["validation", "test"], loss: float, outputs: Tensor | None, tokenizer: Any
+    ) -> dict[str, float]:
+        """Figures that want all held-out samples of a split at once, or their text; beside those of `Loss`.
+
+        Args:
+            loss: over them.
+            outputs: those of `Loss`, (N, ...).
+            tokenizer: a `tokenizers.Tokenizer`.
+        """
+        ...
+
 
 class Task(Protocol):
     """How a job becomes a model, batches, a loss and an export; made by `config.task.build(config)`."""
@@ -90,16 +102,6 @@ class Task(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """The loss of a micro batch, by a forward pass of the model or of a wrapper of it."""
-        ...
-
-    def judge(self, held_out: HeldOut, loss: float, outputs: Tensor | None, tokenizer: Any) -> dict[str, float]:
-        """Figures that want all held-out samples at once, or their text; beside those of `Loss`.
-
-        Args:
-            loss: over them.
-            outputs: those of `Loss`, (N, ...).
-            tokenizer: a `tokenizers.Tokenizer`.
-        """
         ...
 
     def language_model(self, model: nn.Module) -> Any:

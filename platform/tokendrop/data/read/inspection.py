@@ -83,7 +83,7 @@ def find_sample(folder: Path, sample: int, split: Split) -> Sample:
         tokens = found.input_ids_BCS[found.attention_mask_BCS].tolist()
     elif header.kind == "images":
         tokens = [tokens[1]]  # whose text is its class
-    documents = tuple(_part(found, header.files) for found in read_documents(folder, shard, inside))
+    documents = tuple(_part(found, header.files) for found in read_documents(folder, shard)[inside])
     return Sample(
         sample=sample,
         split=split,

@@ -15,7 +15,7 @@ from tokendrop.data.read.ahead import ReadAhead
 from tokendrop.data.read.image_rows import is_intact
 from tokendrop.data.read.order import ROW_BITS, NotPreparedError, SampleOrder, first_ids, rows_of
 from tokendrop.data.shards.cache import cache_of
-from tokendrop.data.shards.files import Contents, map_shard
+from tokendrop.data.shards.files import Contents, map_shard, read_documents
 from tokendrop.data.shards.format import Committed, ShardFile, Split, damaged, row_checksum
 from tokendrop.data.shards.manifest import ManifestReader, shard_files
 from tokendrop.errors import UserError
@@ -130,6 +130,12 @@ class Rows:
             rows_NT[place] = tokens_T
         return rows_NT
 
+    def starts(self, sample_ids: NDArray[np.int64]) -> list[list[int]]:
+        """Of each row, at which of its tokens documents begin; raises as `read`."""
+        shards, rows = self.places(sample_ids)
+        of_shards = {first: self._opened(first, self._read_starts) for first in set(shards)}
+        return [of_shards[first][row] for first, row in zip(shards, rows, strict=True)]
+
     def image_files(self, sample_ids: NDArray[np.int64], checksums: NDArray[np.uint64]) -> list[bytes]:
         """The file of each sample's image.
 
@@ -163,6 +169,9 @@ class Rows:
     def _open_rows(self, shard: ShardFile) -> _Mapped:
         shape = shard.rows, self.manifest.header.row_length
         return map_shard(self.folder / shard.file, shape, size=shard.bytes)
+
+    def _read_starts(self, shard: ShardFile) -> list[list[int]]:
+        return [[start for one in row if (start := one["start"]) >= 0] for row in read_documents(self.folder, shard)]
 
     def _open_contents(self, shard: ShardFile) -> Contents:
         return Contents(self.folder / shard.file, shard.rows, size=shard.bytes)

@@ -7,6 +7,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -138,8 +139,8 @@ class Contents:
         return self._content[self._values.start + start : self._values.start + max(start, end)].to_pybytes()
 
 
-def read_documents(folder: Path, shard: ShardFile, row: int) -> list[dict[str, int | str]]:
-    """The documents of one row, as `DOCUMENTS` has them.
+def read_documents(folder: Path, shard: ShardFile) -> list[list[dict[str, Any]]]:
+    """The documents of each row, as `DOCUMENTS` has them.
 
     Raises:
         DamagedDataError: the shard is not what was written.
@@ -148,4 +149,4 @@ def read_documents(folder: Path, shard: ShardFile, row: int) -> list[dict[str, i
     if what := difference(path, shard.sha256, size=shard.bytes):  # pyarrow may not survive a file that is damaged
         raise damaged(path, what)
     with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).get_batch(0).column("documents")[row].as_py()
+        return pa.ipc.open_file(file).get_batch(0).column("documents").to_pylist()
