@@ -87,6 +87,7 @@ FOREIGN = {
     "bench": {"numpy", "torch"},
     "bench/evaluate.py": {"lm_eval", "transformers"},
     "bench/images.py": {"PIL", "torchvision"},
+    "bench/node_link.py": {"ray"},
     "bench/overhead.py": {"psutil"},
     "bench/peers.py": {"datasets", "pyarrow", "ray"},
     "bench/picture.py": {"matplotlib"},
@@ -107,10 +108,7 @@ FOREIGN = {
     "output": {"rich"},
     "study": {"optuna", "pyarrow", "ray", "scipy"},
     "cli/completion.py": {"shtab"},
-    "cli/evaluate.py": {"ray"},
-    "cli/prepare.py": {"ray"},
-    "cli/sweep.py": {"ray"},
-    "cli/train.py": {"ray"},
+    **{f"cli/{name}.py": {"ray"} for name in ("evaluate", "prepare", "sweep", "train")},
 }
 # these run where nothing but the standard library, PyYAML, numpy and torch is installed
 LIGHT = ["schedule", "config", "method", "models", "train"]

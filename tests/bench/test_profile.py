@@ -99,3 +99,12 @@ def test_a_place_where_no_profile_can_be_written_is_refused_at_once(job, tmp_pat
     assert end.value.code == 2
     assert "want a new .yaml file in a folder that exists" in capsys.readouterr().err
     assert (tmp_path / "taken.yaml").read_text() == "mine"
+
+
+def test_nodes_of_no_cluster_are_refused_at_once(job, tmp_path, monkeypatch, complaint) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    said = complaint("profile", job, "--nodes", "--out", tmp_path / "here.yaml")
+    assert said.startswith("--nodes: want RAY_ADDRESS, ")
+    assert not (tmp_path / "here.yaml").exists()
+    said = complaint("profile", "--from", tmp_path / "device.json", "--nodes")
+    assert said == "profile: --resizes and --nodes go with a job, not with --from"

@@ -39,6 +39,14 @@ print(*ray.get([worker.node.remote() for worker in workers]), flush=True)
 sys.stdin.read()
 """
 
+LINK = """
+from tokendrop.bench.node_link import measure_node_link
+from tokendrop.config.run import ScalingConfig
+
+link = measure_node_link(ScalingConfig(cpus_per_worker=2), values=2**20)
+print(link.bytes_per_s, link.gather_bytes_per_s, link.latency_s)
+"""
+
 
 def started_cluster(mark: str, folder: Path) -> LocalCluster:
     size = ClusterSize(min_nodes=0, max_nodes=1, cpus_per_node=1, gpus_per_node=0, idle_timeout_s=1)
@@ -167,6 +175,25 @@ def test_nodes_come_when_they_are_asked_for_and_go_when_they_are_idle(tokendrop,
         assert job.wait(30) == 0
     until(lambda: workers() == [], cluster["idle_timeout_s"] + 30)
     until(lambda: count_nodes(running.nodes) == (0, 0), 10)
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_the_link_between_two_nodes_is_measured_and_they_are_free_afterwards(tokendrop, cluster, environment):
+    """Between two, for a node has no room for two workers of two cores."""
+    done = subprocess.run(
+        [sys.executable, "-c", LINK],
+        env=environment | cluster["environment"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    per_s, gathered_per_s, latency_s = map(float, done.stdout.split()[-3:])
+    assert 1e6 < min(per_s, gathered_per_s) <= max(per_s, gathered_per_s) < 1e12
+    assert 0 < latency_s < 1
+    until(lambda: json.loads(tokendrop("status", "--json").stdout)["used"].get("CPU", 0) == 0, 30)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""How fast two processes of one machine sum and gather."""
+"""How fast two processes sum and gather, on one machine or on two."""
 
 import json
 import tempfile
@@ -14,38 +14,54 @@ from torch import Tensor
 
 from tokendrop.schedule.device import Link
 
+VALUES = 2**22
+"""float32 values that are exchanged to see the bandwidth."""
 _SMALL, _REPEATS = 2**8, 15  # float32 values
 
 
-def measure_link(*, values: int = 2**22) -> tuple[Link, str]:
-    """Bandwidth and latency of all-reduces and all-gathers between two local processes, and their backend.
-
-    Args:
-        values: float32 values that are exchanged to see the bandwidth.
-    """
+def measure_link(*, values: int = VALUES) -> tuple[Link, str]:
+    """Bandwidth and latency of all-reduces and all-gathers between two local processes, and their backend."""
     backend = "nccl" if torch.cuda.device_count() > 1 else "gloo"
     with tempfile.TemporaryDirectory(prefix="tokendrop-profile-") as folder:
         mp.spawn(_member, args=(folder, backend, values), nprocs=2)
-        summed, gathered = json.loads((Path(folder) / "seconds.json").read_text())
+        seconds = json.loads((Path(folder) / "seconds.json").read_text())
+    return link_of(seconds, values=values), backend
+
+
+def link_of(seconds: list[list[float]], *, values: int) -> Link:
+    """The link over which so many values take the seconds that `exchange` found."""
+    summed, gathered = seconds
     moved = 4 * (values - _SMALL)  # a ring of two sums by sending each byte once, and gathers by sending half of them
     return Link(
         bytes_per_s=moved / max(summed[1] - summed[0], 1e-9),
         gather_bytes_per_s=moved / 2 / max(gathered[1] - gathered[0], 1e-9),
         latency_s=summed[0] / 2,  # two messages
-    ), backend
+    )
+
+
+def exchange(rank: int, place: str, *, device: torch.device, values: int) -> list[list[float]]:
+    """Take part in sums and gathers of two; returns the seconds of each, of few values and of `values`.
+
+    Args:
+        place: where the two meet, as torch's `init_method`.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=place, rank=rank, world_size=2)
+    try:
+        return [
+            [_median_s(one, torch.zeros(count, device=device)) for count in (_SMALL, values)]
+            for one in (dist.all_reduce, _all_gather)
+        ]
+    finally:
+        dist.destroy_process_group()
 
 
 def _member(rank: int, folder: str, backend: str, values: int) -> None:
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    seconds = [
-        [_median_s(exchange, torch.zeros(count, device=device)) for count in (_SMALL, values)]
-        for exchange in (dist.all_reduce, _all_gather)
-    ]
+    seconds = exchange(rank, f"file://{folder}/store", device=device, values=values)
     if rank == 0:
         (Path(folder) / "seconds.json").write_text(json.dumps(seconds))
-    dist.destroy_process_group()
 
 
 def _all_gather(whole: Tensor) -> None:
@@ -53,13 +69,13 @@ def _all_gather(whole: Tensor) -> None:
     dist.all_gather(halves, halves[dist.get_rank()].clone())
 
 
-def _median_s(exchange: Callable[[Tensor], object], tensor: Tensor) -> float:
+def _median_s(one: Callable[[Tensor], object], tensor: Tensor) -> float:
     """The median of some; one before them warms up."""
     seconds: list[float] = []
     for _ in range(_REPEATS + 1):
         dist.barrier()
         started = time.perf_counter()
-        exchange(tensor)
+        one(tensor)
         if tensor.is_cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)

@@ -58,8 +58,9 @@ def measure_profile(config: ExperimentConfig, *, name: str, rounds: int, log: Ca
         name=name,
         kind="measured",
         source=f"tokendrop profile on {here['device']}, {scaling.cpus_per_worker} of {here['cores']} cores a worker,"
-        f" {dtype}, torch {here['torch']}, medians of {rounds} rounds. Links: 2 local processes by {backend}, between"
-        f" nodes taken to be the same, no overlap. full_node_slowdown: {at_once} workers at once. resize_s: 2 processes"
+        f" {dtype}, torch {here['torch']}, medians of {rounds} rounds. Links: 2 local processes by {backend}, the"
+        " same between nodes unless told below, no overlap."
+        f" full_node_slowdown: {at_once} workers at once. resize_s: 2 processes"
         " that start, import, connect and build the model. Not measured: what Ray adds to that, the start of a node,"
         " and the price, which are left open.",
         speeds=(speed,),

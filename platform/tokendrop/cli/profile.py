@@ -1,15 +1,16 @@
 """`tokendrop profile`: measures this machine for `scaling.profile`, or takes what `tokendrop bench device` measured."""
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tokendrop.cli.arguments import add_overrides, job_file, path, whole
 from tokendrop.cli.command import Command, Outcome
+from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump, load_job
 from tokendrop.errors import UserError
 from tokendrop.output import count, log, table
-from tokendrop.schedule.device import DeviceProfile
+from tokendrop.schedule.device import DeviceProfile, Link
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, metavar="FILE", help="a new .yaml file (default NAME.profile.yaml)")
     parser.add_argument("--rounds", type=whole(1), default=3, help="interleaved repeats (default 3)")
     parser.add_argument("--resizes", type=path, metavar="RUN", help="take what a resize costs from a run that had some")
+    parser.add_argument("--nodes", action="store_true", help="measure between two nodes of RAY_ADDRESS too")
     parser.add_argument(
         "--from", dest="measured", type=path, metavar="FILE", help="take step times from this file of bench device"
     )
@@ -35,8 +37,8 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     if (options.job is None) == (options.measured is None):
         raise UserError("profile: want a job file, or --from FILE and no job")
-    if options.resizes is not None and options.measured is not None:
-        raise UserError("profile: --resizes goes with a job, not with --from")
+    if options.measured is not None and (options.resizes is not None or options.nodes):
+        raise UserError("profile: --resizes and --nodes go with a job, not with --from")
     if options.measured is not None:
         return _from_measured(options.measured, options.like, options.out)
     config = load_job(options.job, options.overrides)
@@ -48,10 +50,22 @@ def run(options: argparse.Namespace) -> Outcome:
     check_memory(timed_job(config))
     resizes: Path | None = options.resizes
     resized = None if resizes is None else plan_with_resizes(resizes)
+    between = _measured_between(config) if options.nodes else None
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, log=log)
+    if between is not None:
+        source = f"{measured.source} Links between nodes: one device on each of two nodes of a Ray cluster."
+        measured = replace(measured, between_nodes=between, source=source)
     if resizes is not None and resized is not None:
         measured = with_resizes(measured, resized, resizes)
     return _written(measured, out)
+
+
+def _measured_between(config: ExperimentConfig) -> Link:
+    from tokendrop.bench.node_link import measure_node_link
+
+    link = measure_node_link(config.scaling)
+    log(f"nodes    {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us between two nodes")
+    return link
 
 
 def _from_measured(measured: Path, like: str, out: Path | None) -> Outcome:
@@ -81,14 +95,16 @@ def profile_text(profile: DeviceProfile, path: str) -> str:
         achieved = speed.flops_per_s(share=share, micro_batch=point.micro_batch)
         cells = [f"{point.kept_length}", f"{point.micro_batch}", f"{point.seconds:.4g}", count(achieved)]
         rows.append([speed.model, *cells])
-    link, storage = (
-        profile.within_node,
-        (profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s or profile.checkpoint_bytes_per_s),
-    )
+    storage = profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s or profile.checkpoint_bytes_per_s
+    links = {"within a node": profile.within_node, "between nodes": profile.between_nodes}
+    told = [
+        f"{where}: all-reduce {count(link.bytes_per_s)}B/s, {link.latency_s * 1e6:.3g} us;"
+        f" all-gather {count(link.gather_bytes_per_s or link.bytes_per_s)}B/s\n"
+        for where, link in links.items()
+    ]
     return (
         f"{table(['model', 'kept length', 'micro batch', 'seconds', 'FLOP/s'], rows)}\n\n"
-        f"all-reduce {count(link.bytes_per_s)}B/s, {link.latency_s * 1e6:.3g} us;"
-        f" all-gather {count(link.gather_bytes_per_s or link.bytes_per_s)}B/s\n"
+        f"{''.join(told)}"
         f"all devices of a node at work: {profile.full_node_slowdown:.3g} times as long a step\n"
         f"checkpoint {count(storage[0])}B/s, restored {count(storage[1])}B/s; new workers {profile.resize_s:.3g} s\n"
         f"{path}   for scaling.profile"
