@@ -1,15 +1,24 @@
-"""An imitation of the Hugging Face hub: folders below one, OWNER/MODEL, each a repository of one commit, over HTTP."""
+"""An imitation of the Hugging Face hub over HTTP: folders below one, each a repository of one commit.
+
+OWNER/MODEL is a model, datasets/OWNER/NAME are data.
+"""
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 _COMMIT = "0" * 39 + "1"
+_API = re.compile(
+    r"/api/(?P<kind>models|datasets)/(?P<name>[^/]+/[^/]+)(/(?P<what>\S+?)/(?P<commit>[^/]+)/?(?P<path>.*))?"
+)
+_FILE = re.compile(r"/(?P<name>(datasets/)?[^/]+/[^/]+)/resolve/[^/]+/(?P<path>.+)")
 
 
 @contextmanager
@@ -25,32 +34,46 @@ def hub(folder: Path) -> Iterator[str]:
         def do_GET(self) -> None:
             self._answer()
 
+        def do_POST(self) -> None:
+            self._answer()
+
         def _answer(self) -> None:
-            parts = self.path.partition("?")[0].strip("/").split("/")
-            if parts[:2] == ["api", "models"]:
-                self._tell_of("/".join(parts[2:4]))
-            elif len(parts) > 4 and parts[2] == "resolve":
-                self._give("/".join(parts[:2]), "/".join(parts[4:]))
-            else:
-                self._refuse("EntryNotFound")
-
-        def _tell_of(self, repository: str) -> None:
-            """What the hub's page of a model is made of."""
-            if not (folder / repository).is_dir():
+            asked = unquote(self.path.partition("?")[0])
+            posted = parse_qs(self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode())
+            api, file = _API.fullmatch(asked), _FILE.fullmatch(asked)
+            found = api or file
+            if found is None:
+                return self._refuse("EntryNotFound")
+            repository = folder / ("datasets" if api and api["kind"] == "datasets" else "") / found["name"]
+            if not repository.is_dir():
                 return self._refuse("RepoNotFound")
-            files = [{"rfilename": path.name} for path in sorted((folder / repository).iterdir())]
-            told = {"id": repository, "modelId": repository, "sha": _COMMIT, "siblings": files, "tags": []}
-            return self._send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
+            if file:
+                return self._give(repository / file["path"])
+            assert api
+            match api["what"]:
+                case "tree":
+                    self._tell([_entry(path, repository) for path in sorted((repository / api["path"]).rglob("*"))])
+                case "paths-info":
+                    paths = [repository / path for path in posted["paths"]]
+                    self._tell([_entry(path, repository) for path in paths if path.exists()])
+                case _:
+                    files = [{"rfilename": path.name} for path in sorted(repository.iterdir())]
+                    told = {"id": api["name"], "sha": _COMMIT, "siblings": files, "tags": []}
+                    self._tell(told | ({"modelId": api["name"]} if api["kind"] == "models" else {}))
 
-        def _give(self, repository: str, name: str) -> None:
-            if not (folder / repository).is_dir():
-                return self._refuse("RepoNotFound")
-            path = folder / repository / name
+        def _tell(self, told: Any) -> None:
+            self._send(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
+
+        def _give(self, path: Path) -> None:
             if not path.is_file():
                 return self._refuse("EntryNotFound", {"X-Repo-Commit": _COMMIT})
             content = path.read_bytes()
-            tag = hashlib.sha256(content).hexdigest()
-            return self._send(200, content, {"X-Repo-Commit": _COMMIT, "ETag": f'"{tag}"'})
+            headers = {"X-Repo-Commit": _COMMIT, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+            if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                start, last = map(int, wanted.groups())
+                headers["Content-Range"] = f"bytes {start}-{last}/{len(content)}"
+                return self._send(206, content[start : last + 1], headers)
+            return self._send(200, content, headers)
 
         def _refuse(self, code: str, headers: dict[str, str] | None = None) -> None:
             self._send(404, b"", {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})})
@@ -60,7 +83,7 @@ def hub(folder: Path) -> Iterator[str]:
             for key, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(key, value)
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -71,3 +94,11 @@ def hub(folder: Path) -> Iterator[str]:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def _entry(path: Path, repository: Path) -> dict[str, Any]:
+    told = {"path": str(path.relative_to(repository))}
+    if path.is_dir():
+        return told | {"type": "directory", "oid": hashlib.sha1(told["path"].encode()).hexdigest()}
+    content = path.read_bytes()
+    return told | {"type": "file", "oid": hashlib.sha1(content).hexdigest(), "size": len(content)}
