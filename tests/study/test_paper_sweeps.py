@@ -28,6 +28,9 @@ SAVED = {
     "paper_gpt3_350m": [0, 30.3],  # 33.3
     "paper_gpt3_350m_lr_clock": [30.3, 30.3],  # none
     "paper_bert_large": [0, 26.2, 31.1],  # as here
+    "paper_bert_large_mnli": [0, 0, 0],  # finetuned at full length
+    "paper_bert_large_qqp": [0, 0, 0],
+    "paper_bert_large_race": [0, 0, 0],
     "paper_bert_special_tokens": [22.3, 22.3],  # 22.2
     "paper_bert_lr_clock": [14.1, 14.1],  # as here
     "paper_vit_imagenet": [0, 22.3],  # as here
