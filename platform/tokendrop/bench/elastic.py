@@ -35,7 +35,6 @@ from tokendrop.track.run_folder import read_attempts
 PAPER = Path("jobs/paper")
 _MODELS = ("350m", "1.3b")
 _HOURS_A_DAY = 24.0
-_SLOWER = 1.35  # the plan may take so many times the hours of the run of one size
 _IDLE_TIMEOUT_S = 10.0  # as `tokendrop cluster up` has it
 _ROUNDS = 5
 
@@ -44,11 +43,20 @@ Say = Callable[[str], None]
 
 
 def bench_elastic(
-    job: Path, overrides: list[str], *, resizes: int, stretch: int, brief: bool, picture: Path | None, log: Say
+    job: Path,
+    overrides: list[str],
+    *,
+    within: float,
+    resizes: int,
+    stretch: int,
+    brief: bool,
+    picture: Path | None,
+    log: Say,
 ) -> dict[str, Any]:
     """Train on a local cluster: changing workers again and again; by plan and at one size; two trials at once.
 
     Args:
+        within: times the hours of the run of one size that the run by plan may take.
         resizes: between one worker and the job's most.
         stretch: steps from one resize to the next; long enough for processes to start within it.
         brief: measure what the plan saves, and no more: of resizes the fast ones alone, and no two trials at once.
@@ -70,7 +78,7 @@ def bench_elastic(
         with _cluster(most + 1, standing=0) as cluster:
             fixed, fixed_held = trials.metered(cluster, "one size", *one_size)
             profile = replace(with_resizes(measured, config.plan, turned), node_start_s=node_start_s(fixed_held))
-            by_plan = planned(job, [*overrides, *folders], one_size, profile, Path(scratch) / "measured.yaml")
+            by_plan = planned(job, [*overrides, *folders], one_size, profile, Path(scratch) / "measured.yaml", within)
             followed, held = trials.metered(cluster, "by plan", *by_plan)
             if picture is not None:
                 draw_run(followed, picture)
@@ -78,8 +86,8 @@ def bench_elastic(
         figures |= pauses | _predicted(load_job(job, [*overrides, *by_plan]).plan, config.plan, profile)
         figures |= _side_by_side(followed, fixed) | _billed(node_seconds(held), node_seconds(fixed_held))
         figures |= two
-    command = ["tokendrop bench elastic", f"--job {job}", *overrides, f"--resizes {resizes}", f"--stretch {stretch}"]
-    return bench_result("elastic", figures, " ".join([*command, *["--brief"] * brief]))
+    options = [f"--within {within:g}", f"--resizes {resizes}", f"--stretch {stretch}", *["--brief"] * brief]
+    return bench_result("elastic", figures, " ".join(["tokendrop bench elastic", f"--job {job}", *overrides, *options]))
 
 
 def _turned(
@@ -102,11 +110,13 @@ def _two_at_once(trials: "_Trials", cluster: LocalCluster, by_plan: list[str], o
     return {"two_trials_over_fixed": figure([elastic / alike], "x wall clock")}
 
 
-def planned(job: Path, overrides: list[str], one_size: list[str], profile: DeviceProfile, file: Path) -> list[str]:
-    """Overrides by which the planner chooses the workers: the cheapest ones within a limit of time."""
+def planned(
+    job: Path, overrides: list[str], one_size: list[str], profile: DeviceProfile, file: Path, within: float
+) -> list[str]:
+    """Overrides by which the planner chooses the cheapest workers `within` so many times the hours of one size."""
     file.write_text(dump(profile), encoding="utf-8")
     fixed = load_job(job, [*overrides, *one_size])
-    hours = _SLOWER * estimate(fixed.plan, profile).wall_clock_s / 3600
+    hours = within * estimate(fixed.plan, profile).wall_clock_s / 3600
     workers = [f"scaling.workers={fixed.scaling.workers}", f"scaling.max_workers={fixed.scaling.workers}"]
     return [
         "scaling.mode=schedule",

@@ -8,7 +8,7 @@ from subprocess import CalledProcessError
 from typing import Any
 
 from tokendrop.cli import device
-from tokendrop.cli.arguments import add_overrides, path, whole
+from tokendrop.cli.arguments import add_overrides, number, path, whole
 from tokendrop.cli.command import Command, Group, Outcome, fail
 from tokendrop.config.model import PRESETS
 from tokendrop.errors import UserError
@@ -105,6 +105,9 @@ def _images(options: argparse.Namespace) -> Mapping[str, Any]:
 def _elastic_arguments(parser: argparse.ArgumentParser) -> None:
     _add_job(parser, "elastic.yaml")
     add_overrides(parser)
+    parser.add_argument(
+        "--within", type=number(1, 100), default=1.35, help="times the hours of one size for the plan (default 1.35)"
+    )
     parser.add_argument("--resizes", type=whole(1), default=20, help="changes of workers (default 20)")
     parser.add_argument("--stretch", type=whole(1), default=30, help="steps between two of them (default 30)")
     parser.add_argument("--brief", action="store_true", help="no more than what the plan saves: some 12 minutes")
@@ -120,6 +123,7 @@ def _elastic(options: argparse.Namespace) -> Mapping[str, Any]:
     return bench_elastic(
         options.job,
         options.overrides,
+        within=options.within,
         resizes=options.resizes,
         stretch=options.stretch,
         brief=options.brief,
