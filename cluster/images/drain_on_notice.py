@@ -80,11 +80,11 @@ def main() -> None:
     parser.add_argument("cloud", choices=NOTICES)
     parser.add_argument("--metadata", default=METADATA, help="another address, for trying this out")
     options = parser.parse_args()
-    node = this_node()
-    print(f"watching for a notice to node {node}", flush=True)
+    print(f"watching for a notice to node {this_node()}", flush=True)
     while True:
         noticed = [left_s for notice_s in NOTICES[options.cloud] if (left_s := notice_s(options.metadata)) is not None]
-        if noticed and drain(node, min(noticed)):
+        # by its id of now: a Ray that was started again has another one
+        if noticed and drain(node := this_node(), min(noticed)):
             print(f"drained node {node}, {min(noticed):.0f} s before its end", flush=True)
             return
         time.sleep(POLL_S)
