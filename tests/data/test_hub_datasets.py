@@ -32,6 +32,7 @@ told = {}
 for entry in sys.argv[2:]:
     try:
         files = list_files([entry], cache=Path(sys.argv[1]))
+        [check_unchanged(file) for file in files]
         told[entry] = [[file.name, [record.text for record in read_records(file, form)]] for file in files]
     except UserError as error:
         told[entry] = str(error)

@@ -129,7 +129,7 @@ def test_a_manifest_reads_back_as_it_was_written(tmp_path):
     written = write_folder(tmp_path, numbered_rows(9), rows_per_shard=2)
     assert read_manifest(tmp_path) == written
     assert written.header.rows == (9, 1, 0)
-    assert read_documents(tmp_path, written.shards[1])[0][0]["record"] == 3
+    assert read_documents(tmp_path, written.shards[1], [0])[0][0]["record"] == 3
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "null", '{"rows": "x"}', "\x00", "[" * 100_000])

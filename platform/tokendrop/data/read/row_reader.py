@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +29,8 @@ _MAPPED_SHARDS = 8192
 _POLL_S = 0.2
 _BELIEVED_S = 2.0  # so long a failure stands that nobody takes back, as another run does that goes on with the corpus
 _BLOCK = 4096
-_BLOCKS_AHEAD = 2  # of which the shards are fetched meanwhile; at 450k tokens/s and rows of 2048, 37 s
+# of which the shards are fetched meanwhile: those that all workers together read in so many seconds
+_AHEAD_S, _FEWEST_AHEAD, _MOST_AHEAD = 40.0, 2, 64
 
 Opened = TypeVar("Opened")
 
@@ -131,7 +133,11 @@ class Rows:
         return rows_NT
 
     def starts(self, sample_ids: NDArray[np.int64]) -> list[list[int]]:
-        """Of each row, at which of its tokens documents begin; raises as `read`."""
+        """Of each row, at which of its tokens documents begin.
+
+        Raises:
+            DamagedDataError: any byte of a row's shard is not what was written; the message says of which.
+        """
         shards, rows = self.places(sample_ids)
         of_shards = {first: self._opened(first, self._read_starts) for first in set(shards)}
         return [of_shards[first][row] for first, row in zip(shards, rows, strict=True)]
@@ -171,7 +177,8 @@ class Rows:
         return map_shard(self.folder / shard.file, shape, size=shard.bytes)
 
     def _read_starts(self, shard: ShardFile) -> list[list[int]]:
-        return [[start for one in row if (start := one["start"]) >= 0] for row in read_documents(self.folder, shard)]
+        rows = read_documents(self.folder, shard, range(shard.rows))
+        return [[start for one in row if (start := one["start"]) >= 0] for row in rows]
 
     def _open_contents(self, shard: ShardFile) -> Contents:
         return Contents(self.folder / shard.file, shard.rows, size=shard.bytes)
@@ -205,6 +212,7 @@ class MappedSamples:
         self.rows, self.order, self.end, self.together = rows, order, end, together
         self._block = -1
         self._at_hand = range(0)  # positions of the last steps that were waited for
+        self._found_at = 0.0
         self._ids = np.empty(0, np.int64)
         self._places: Places = [], []
 
@@ -234,13 +242,22 @@ class MappedSamples:
             ids = self.order.sample_ids(positions, self.rows.committed)
         except NotPreparedError:
             return
-        self._block, self._ids, self._places = block, ids, self.rows.places(ids)
         if self.rows.is_cached:
-            self.rows.expect(self._shards_from(positions[0]))
+            self.rows.expect(self._shards_from(positions[0], 1 + self._blocks_ahead(block)))
+        self._block, self._ids, self._places = block, ids, self.rows.places(ids)
 
-    def _shards_from(self, position: int) -> list[int]:
-        """The shards of the next blocks by their first sample ids, in the order in which they are read."""
-        end = position + (1 + _BLOCKS_AHEAD) * _BLOCK
+    def _blocks_ahead(self, block: int) -> int:
+        """By how long the last one was read."""
+        now, before = time.monotonic(), self._found_at
+        self._found_at = now
+        if not 0 <= self._block < block or now <= before:
+            return _FEWEST_AHEAD
+        blocks = _AHEAD_S * (block - self._block) / (now - before)
+        return ceil(min(max(_FEWEST_AHEAD, blocks), _MOST_AHEAD))
+
+    def _shards_from(self, position: int, blocks: int) -> list[int]:
+        """The shards of so many blocks by their first sample ids, in the order in which they are read."""
+        end = position + blocks * _BLOCK
         positions = np.arange(position, end if self.end is None else max(position + 1, min(end, self.end)))
         shards, _ = self.rows.places(self.order.sample_ids(positions, self.rows.committed))
         return [*dict.fromkeys(shards)]

@@ -4,6 +4,7 @@ import hashlib
 import os
 import stat
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -139,8 +140,8 @@ class Contents:
         return self._content[self._values.start + start : self._values.start + max(start, end)].to_pybytes()
 
 
-def read_documents(folder: Path, shard: ShardFile) -> list[list[dict[str, Any]]]:
-    """The documents of each row, as `DOCUMENTS` has them.
+def read_documents(folder: Path, shard: ShardFile, rows: Sequence[int]) -> list[list[dict[str, Any]]]:
+    """The documents of each of some rows, as `DOCUMENTS` has them.
 
     Raises:
         DamagedDataError: the shard is not what was written.
@@ -148,5 +149,5 @@ def read_documents(folder: Path, shard: ShardFile) -> list[list[dict[str, Any]]]
     path = folder / shard.file
     if what := difference(path, shard.sha256, size=shard.bytes):  # pyarrow may not survive a file that is damaged
         raise damaged(path, what)
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).get_batch(0).column("documents").to_pylist()
+    with telling_damage(path), pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).get_batch(0).column("documents").take(pa.array(rows, pa.int64())).to_pylist()
