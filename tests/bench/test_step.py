@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tokendrop.bench.step import _job
 from tokendrop.cli.main import main
+from tokendrop.config.data import PairsConfig
 
 PLATFORM = Path(__file__).parents[2] / "platform"
 LENGTHS = ["1/16", "1/8", "1/4", "1/2", "1/1"]
@@ -40,7 +44,15 @@ def test_it_measures_every_length_beside_its_flops_and_a_plain_gpt():
 @pytest.mark.long
 def test_a_bert_is_timed_beside_hugging_faces(capsys):
     main(["bench", "step", "--preset", "bert-mini", "--micro-batch", "1", "--rounds", "2", "--json"])
-    check_figures(json.loads(capsys.readouterr().out), "hugging_face_bert")
+    result = json.loads(capsys.readouterr().out)
+    check_figures(result, "hugging_face_bert")
+    shape = _job("bert-mini", 1, "auto", False, torch.device("cpu")).model.shape
+    shape = replace(shape, head_tokens=PairsConfig().most_labels(shape.sequence_length))
+    quarter, full = (
+        shape.flops(kept=kept, dropped_layers=shape.layers - 2)
+        for kept in (shape.sequence_length // 4, shape.sequence_length)
+    )
+    assert result["figures"]["flops_ratio_at_1/4"]["median"] == pytest.approx(quarter / full)
 
 
 @pytest.mark.long

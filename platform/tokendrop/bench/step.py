@@ -11,9 +11,10 @@ from tokendrop.bench.figures import bench_result, figure, interleave, ratios
 from tokendrop.bench.reference import Plain, plain_model
 from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import build
-from tokendrop.config.model import PRESETS, ModelConfig
+from tokendrop.config.model import PRESETS
 from tokendrop.method import Dropping, TokenScores
 from tokendrop.models.batch import Batch
+from tokendrop.schedule.costs import ModelShape
 from tokendrop.train.device import autocast, pick_device, pick_dtype, tune_cpu
 from tokendrop.train.engines.base import Engine
 from tokendrop.train.optimizer import build_optimizers
@@ -62,7 +63,7 @@ def bench_step(
         warm_up()
     seconds = interleave(cases, rounds=rounds, log=log)
 
-    figures = _figures(seconds, config, lengths)
+    figures = _figures(seconds, job.plan.shape, lengths)
     figures["tokens_per_s_full"] = figure(
         [micro_batch * config.sequence_length / s for s in seconds["1/1"]], "tokens/s"
     )
@@ -77,10 +78,14 @@ def _peer_is_missing(kind: str) -> str:
     return f"peer     {library} is not installed, and left out; pip install 'tokendrop[{extra}]'"
 
 
-def _figures(seconds: Mapping[str, list[float]], config: ModelConfig, lengths: Mapping[str, int]) -> dict[str, Any]:
-    """Step times and their ratios to the full length, beside those of the FLOPs."""
-    full, dropped = seconds["1/1"], config.layers - 2
-    flops = {name: config.shape.flops(kept=kept, dropped_layers=dropped) for name, kept in lengths.items()}
+def _figures(seconds: Mapping[str, list[float]], shape: ModelShape, lengths: Mapping[str, int]) -> dict[str, Any]:
+    """Step times and their ratios to the full length, beside those of the FLOPs.
+
+    Args:
+        shape: as the plan counts it: a head that reads some tokens of each sequence counts for those alone.
+    """
+    full, dropped = seconds["1/1"], shape.layers - 2
+    flops = {name: shape.flops(kept=kept, dropped_layers=dropped) for name, kept in lengths.items()}
     figures: dict[str, Any] = {}
     for name in lengths:
         figures[f"step_ms_at_{name}"] = figure([s * 1e3 for s in seconds[name]], "ms")
