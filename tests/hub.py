@@ -51,6 +51,8 @@ def hub(folder: Path) -> Iterator[str]:
                 return self._give(repository / file["path"])
             assert api
             match api["what"]:
+                case "tree" if not (repository / api["path"]).is_dir():
+                    self._refuse("EntryNotFound")
                 case "tree":
                     self._tell([_entry(path, repository) for path in sorted((repository / api["path"]).rglob("*"))])
                 case "paths-info":

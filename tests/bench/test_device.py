@@ -62,7 +62,8 @@ MODEL = {
         "lengths",
         "plain_gpt2",
     ),
-    *("full_length_alone_ms", "update_ms", "schedule", "schedule_grown", "start_s", "host_waits", "checkpoint"),
+    *("full_length_alone_ms", "update_ms", "schedule", "schedule_grown", "schedule_without_update"),
+    *("start_s", "host_waits", "checkpoint"),
 }
 STEP = {"step_ms", "tokens_per_s", "flops_per_s", "mfu", "peak_memory_bytes"}
 OURS = {"kept_length", "time_ratio", "flops_ratio", "gather_combine_share", "draw_share", "grown"}
@@ -86,6 +87,7 @@ def test_each_length_is_timed_beside_its_flops_and_a_plain_gpt(measured) -> None
     assert result["figures"] == {
         "tokens_per_s_gpt-1m": model["lengths"]["1/1"]["tokens_per_s"],
         "realised_over_theory_gpt-1m": model["schedule"]["realised_over_theoretical"],
+        "realised_over_theory_without_update_gpt-1m": model["schedule_without_update"]["realised_over_theoretical"],
         "plain_gpt2_over_ours_gpt-1m": model["plain_gpt2"]["over_ours"],
     }
     assert list(model["lengths"]) == list(SHARES)
@@ -104,6 +106,7 @@ def test_each_length_is_timed_beside_its_flops_and_a_plain_gpt(measured) -> None
     assert model["start_s"]["first_steps"].keys() == {*SHARES, "plain"}
     save = model["checkpoint"]
     assert 0 < save["blocked_s"] <= save["committed_s"]
+    assert save["first_blocked_s"] + save["committed_s"] <= save["took_s"]
     assert save["bytes"] > 3 * 4 * model["parameters"]  # weights and two moments
 
 

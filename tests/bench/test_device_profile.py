@@ -92,7 +92,7 @@ def test_a_job_is_planned_by_the_profile_that_the_command_writes(tmp_path: Path,
     profile, plan = config.scaling.profile, config.plan
     assert profile is not None
     assert (profile.name, profile.kind) == ("here", "measured")
-    assert profile.source.endswith("they are those of a100-40g-8.")
+    assert "they are those of a100-40g-8: " in profile.source
     took = {segment.kept_length: step_s(plan, profile, segment, 1) for segment in plan.segments}
     assert [took[kept] for kept in (128, 256, 512, 1024, 1536, 2048)] == pytest.approx(
         [seconds for share in SHARES for seconds in measured["gpt3-350m"][share]]

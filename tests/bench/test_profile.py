@@ -12,10 +12,14 @@ from strategies import MEASURED
 from task_jobs import CASES
 from tiny import experiment
 from tokendrop.bench.exchange import measure_link
+from tokendrop.bench.node_link import measure_node_link
 from tokendrop.bench.profile import _speeds, _timed_method, timed_job
 from tokendrop.cli.main import main
 from tokendrop.config.drop import RandomLtd
-from tokendrop.config.load import load_job
+from tokendrop.config.load import build, load_job
+from tokendrop.config.run import ScalingConfig
+from tokendrop.errors import UserError
+from tokendrop.schedule.device import DeviceProfile, Link
 from tokendrop.schedule.scaling import step_s
 from tokendrop.train.worker import build_engine
 
@@ -108,3 +112,22 @@ def test_nodes_of_no_cluster_are_refused_at_once(job, tmp_path, monkeypatch, com
     assert not (tmp_path / "here.yaml").exists()
     said = complaint("profile", "--from", tmp_path / "device.json", "--nodes")
     assert said == "profile: --resizes and --nodes go with a job, not with --from"
+
+
+def test_the_link_between_nodes_is_the_measured_one_and_all_else_as_before(job, tmp_path, monkeypatch) -> None:
+    link = Link(bytes_per_s=1e8, gather_bytes_per_s=2e8, latency_s=1e-3)
+    monkeypatch.setattr("tokendrop.bench.node_link.measure_node_link", lambda scaling, log: (link, "gloo"))
+    monkeypatch.setattr("tokendrop.bench.profile.measure_profile", lambda config, **_: MEASURED)
+    main(["profile", str(job), "--nodes", "--out", str(tmp_path / "here.yaml")])
+    profile = build(DeviceProfile, str(tmp_path / "here.yaml"), "profile")
+    assert profile.between_nodes == link != MEASURED.between_nodes
+    assert profile.source.startswith(MEASURED.source)
+    assert profile.source.endswith("Links between nodes: one device on each of two nodes of a Ray cluster, by gloo.")
+    assert replace(profile, between_nodes=MEASURED.between_nodes, source=MEASURED.source) == MEASURED
+
+
+def test_step_times_and_links_are_of_the_same_kind_of_device(monkeypatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    other = ScalingConfig(gpus_per_worker=0 if torch.cuda.is_available() else 1)
+    with pytest.raises(UserError, match=r"^--nodes: want scaling\.gpus_per_worker of 1 on a machine with a GPU"):
+        measure_node_link(other, log=print)

@@ -60,4 +60,4 @@ def test_a_run_whose_workers_never_changed_is_refused_before_anything_is_timed(t
     said = complaint("profile", str(job), "--out", str(out), "--resizes", str(tmp_path))
     assert said == f"{tmp_path}: not a run folder (no job.yaml in it); want one that 'tokendrop train' made"
     said = complaint("profile", "--from", "device.json", "--resizes", str(tmp_path))
-    assert said == "profile: --resizes goes with a job, not with --from"
+    assert said == "profile: --resizes and --nodes go with a job, not with --from"

@@ -43,8 +43,8 @@ LINK = """
 from tokendrop.bench.node_link import measure_node_link
 from tokendrop.config.run import ScalingConfig
 
-link = measure_node_link(ScalingConfig(cpus_per_worker=2), values=2**20)
-print(link.bytes_per_s, link.gather_bytes_per_s, link.latency_s)
+link, backend = measure_node_link(ScalingConfig(cpus_per_worker=1), log=print, values=2**20)
+print(backend, link.bytes_per_s, link.gather_bytes_per_s, link.latency_s)
 """
 
 
@@ -179,8 +179,10 @@ def test_nodes_come_when_they_are_asked_for_and_go_when_they_are_idle(tokendrop,
 
 @pytest.mark.long
 @pytest.mark.ray
-def test_the_link_between_two_nodes_is_measured_and_they_are_free_afterwards(tokendrop, cluster, environment):
-    """Between two, for a node has no room for two workers of two cores."""
+def test_the_link_between_two_nodes_is_measured_and_they_are_free_afterwards(
+    tokendrop, cluster, environment, state: Path
+):
+    """Between two, though one has room for both workers."""
     done = subprocess.run(
         [sys.executable, "-c", LINK],
         env=environment | cluster["environment"],
@@ -190,9 +192,14 @@ def test_the_link_between_two_nodes_is_measured_and_they_are_free_afterwards(tok
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    per_s, gathered_per_s, latency_s = map(float, done.stdout.split()[-3:])
+    backend, *figures = done.stdout.split()[-4:]
+    assert backend == "gloo"
+    per_s, gathered_per_s, latency_s = map(float, figures)
     assert 1e6 < min(per_s, gathered_per_s) <= max(per_s, gathered_per_s) < 1e12
     assert 0 < latency_s < 1
+    running = find()
+    assert running is not None
+    assert len([path for path in running.nodes.iterdir() if path.is_dir()]) == 2
     until(lambda: json.loads(tokendrop("status", "--json").stdout)["used"].get("CPU", 0) == 0, 30)
 
 

@@ -79,3 +79,12 @@ def test_full_length_is_reached_at_epoch_12_whatever_it_begins_with() -> None:
 def test_special_tokens_stay_in_one_trial_of_the_ablation_without_dropout() -> None:
     kept = [trial for trial in trials_of("paper_bert_ablation") if trial.config.drop.keeps_special]
     assert [trial.config.model.dropout for trial in kept] == [0]
+
+
+@pytest.mark.parametrize("key", ["mnli", "qqp", "race"])
+def test_finetuning_begins_with_the_runs_that_the_header_has_trained(key: str) -> None:
+    begun = [trial.config.model.init_from for trial in trials_of(f"paper_bert_large_{key}")]
+    assert begun == [f"runs/bert-large-{name}" for name in ("baseline", "ltd1", "ltd2")]
+    header = (SWEEPS / f"paper_bert_large_{key}.yaml").read_text().partition("base:")[0]
+    assert "jobs/paper/bert_large_baseline.yaml run=bert-large-baseline" in header
+    assert all((SWEEPS.parent / "paper" / f"bert_large_{name}.yaml").is_file() for name in ("baseline", "ltd1", "ltd2"))

@@ -1,6 +1,7 @@
 """`tokendrop bench data`: reading, seeking, waiting and preparing, beside other libraries and the bare tokenizer."""
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ from tokendrop.bench.reading import (
     wait_fraction,
     write_random_rows,
 )
-from tokendrop.bench.slow_store import behind_slow_link
+from tokendrop.bench.slow_store import SlowStore, behind_slow_link
 from tokendrop.launch.cluster import connect
 
 Figures = dict[str, Any]
@@ -35,7 +36,7 @@ class Sizes:
     """How much is measured."""
 
     sequence_length: int = 2048
-    rows: int = 16_384
+    rows: int = 32_768
     read_s: float = 1.0
     """For which each way to read is run in a round."""
     seeks: int = 300
@@ -43,6 +44,8 @@ class Sizes:
     consumer_s: float = 5.0
     remote_start_s: float = 30.0
     """After which waiting for shards of a store counts."""
+    remote_s: float = 30.0
+    """For which it does."""
     file_characters: int = 40_000_000
     files: int = 20
     """Of the corpus that is prepared."""
@@ -96,12 +99,11 @@ def _reading(scratch: Path, sizes: Sizes, *, rounds: int, log: Say) -> Figures:
             for _ in range(rounds)
         ]
         remote = replace(folder, folder=behind_slow_link(folder.folder, scratch / "cache"))
+        counted_from = time.monotonic() + sizes.remote_start_s
         remote_waits = wait_fraction(
-            remote,
-            tokens_per_s=sizes.consumer_tokens_per_s,
-            seconds=sizes.consumer_s,
-            after_s=sizes.remote_start_s,
+            remote, tokens_per_s=sizes.consumer_tokens_per_s, seconds=sizes.remote_s, after_s=sizes.remote_start_s
         )
+        fetched_later = sum(at > counted_from for at in SlowStore.reads)
     sought_ms = np.array(sought) * 1e3
     return {
         **{f"{name}_tokens_per_s": figure(values, "tokens/s") for name, values in speeds.items()},
@@ -112,6 +114,7 @@ def _reading(scratch: Path, sizes: Sizes, *, rounds: int, log: Say) -> Figures:
         "open_ms": figure([s * 1e3 for s in opened], "ms"),
         "wait_fraction": figure(waits, "of the time"),
         "remote_wait_fraction": figure([remote_waits], "of the time"),
+        "remote_shards_meanwhile": figure([fetched_later], "shards"),
     }
 
 

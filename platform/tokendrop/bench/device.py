@@ -147,7 +147,8 @@ def _too_long(config: ExperimentConfig, before: tuple[ExperimentConfig, Measured
         return None
     last, measured = before
     layers, work = config.model.layers / last.model.layers, step_flops(config) / step_flops(last)
-    need_s = expected_s(measured, layers=layers, work=work)
+    parameters = config.model.shape.parameters / last.model.shape.parameters
+    need_s = expected_s(measured, layers=layers, parameters=parameters, work=work)
     return f"takes about {need_s:.0f} s, and {max(left_s, 0):.0f} s are left of --minutes" if need_s > left_s else None
 
 

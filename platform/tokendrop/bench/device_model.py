@@ -256,11 +256,14 @@ def what_the_host_waits_for(subject: Subject) -> str | None:
     return None
 
 
-def expected_s(before: Measured, *, layers: float, work: float) -> float:
+def expected_s(before: Measured, *, layers: float, parameters: float, work: float) -> float:
     """What a model takes at least, by what another one took.
 
     Args:
         layers: how many times as many, for which the compiler takes time.
+        parameters: how many times as many, of which checkpoints are saved.
         work: how many times the FLOPs of a step.
     """
-    return before.setup_s * max(1.0, layers) + (FEWEST_ROUNDS + 1) * before.round_s * work
+    saves_s = 0.0 if before.first.save is None else before.first.save.took_s
+    setup_s = (before.setup_s - saves_s) * max(1.0, layers) + saves_s * max(1.0, parameters)
+    return setup_s + (FEWEST_ROUNDS + 1) * before.round_s * work

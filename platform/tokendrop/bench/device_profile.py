@@ -33,12 +33,13 @@ def profile_from(file: Path, *, like: str, name: str) -> DeviceProfile:
         speeds = tuple(_speed(model, update_s_per_parameter, str(file)) for model in models)
         here = result["machine"]
         how = f"{result['precision']}, {'compiled' if result['compiled'] else 'eager'}, torch {here['torch']}"
+        other = build(DeviceProfile, like, "--like")
         source = (
             f"Speeds and update: {result['command']}, on {here['device']}, {how}. Links, storage, pauses, nodes and the"
-            f" price were not measured; they are those of {like}."
+            f" price were not measured by it; they are those of {like}: {other.source}"
         )
         return replace(
-            build(DeviceProfile, like, "--like"),
+            other,
             name=name,
             kind="measured",
             source=source,
@@ -71,12 +72,6 @@ def _speed(model: Mapping[str, Any], update_s_per_parameter: float, where: str) 
     points = [
         {"kept_length": kept, "micro_batch": model["micro_batch"], "seconds": step_ms / 1e3 - update_s}
         for kept, step_ms in _steps_ms(model).items()
-    ]
-    points += [
-        {"kept_length": length["kept_length"], "micro_batch": grown["micro_batch"], "seconds": step_s - update_s}
-        for length in model["lengths"].values()
-        if (grown := length["grown"]) is not None
-        for step_s in [grown["step_ms"]["median"] / 1e3]
     ]
     tree = {"model": model["preset"], "shape": model["shape"], "dropped_layers": model["dropped_layers"]}
     return build(ModelSpeed, tree | {"points": points}, where)

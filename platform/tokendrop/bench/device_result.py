@@ -49,6 +49,11 @@ def model_result(config: ExperimentConfig, measured: Measured, peak: float | Non
         "update_ms": figure([s * 1e3 for s in seconds[UPDATE]], "ms"),
         "schedule": schedule_figures(config.plan, by_length, seconds[PLAIN]),
         "schedule_grown": schedule_figures(config.plan, grown, seconds[PLAIN]),
+        "schedule_without_update": schedule_figures(
+            config.plan,
+            {kept: _without_update(times, measured) for kept, times in by_length.items()},
+            _without_update(seconds[PLAIN], measured),
+        ),
         "start_s": {
             "build": measured.build_s,
             "first_steps": measured.first.first_s,
@@ -61,10 +66,11 @@ def model_result(config: ExperimentConfig, measured: Measured, peak: float | Non
 
 def main_figures(model: Mapping[str, Any]) -> dict[str, Any]:
     """What is asked for first of one model of the result, by names of its own."""
-    name = model["preset"]
+    name = model["preset"].removeprefix("gpt3-")
     return {
         f"tokens_per_s_{name}": model["lengths"][FULL]["tokens_per_s"],
         f"realised_over_theory_{name}": model["schedule"]["realised_over_theoretical"],
+        f"realised_over_theory_without_update_{name}": model["schedule_without_update"]["realised_over_theoretical"],
         f"plain_gpt2_over_ours_{name}": model["plain_gpt2"]["over_ours"],
     }
 
@@ -108,8 +114,13 @@ def grown_s(config: ExperimentConfig, measured: Measured, share: str) -> list[fl
     if steps is None:
         return None
     times = grown_micro_batch(config, kept_lengths(config.model.sequence_length)[share]) / config.train.micro_batch
-    updates = [min(update, step / 2) for update, step in zip(measured.seconds[UPDATE], steps, strict=True)]
-    return [(step - update) / times + update for step, update in zip(steps, updates, strict=True)]
+    alone = _without_update(steps, measured)
+    return [one / times + step - one for step, one in zip(steps, alone, strict=True)]
+
+
+def _without_update(steps: Sequence[float], measured: Measured) -> list[float]:
+    """Of each step its forward and backward; clip and AdamW, which a noisy measurement may give, are half at most."""
+    return [step - min(update, step / 2) for step, update in zip(steps, measured.seconds[UPDATE], strict=True)]
 
 
 def _speed(seconds: Sequence[float], tokens: int, flops: int, peak: float | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 
@@ -39,14 +40,17 @@ def link_of(seconds: list[list[float]], *, values: int) -> Link:
     )
 
 
-def exchange(rank: int, place: str, *, device: torch.device, values: int) -> list[list[float]]:
+def exchange(
+    rank: int, place: str, *, device: torch.device, values: int, timeout: timedelta | None = None
+) -> list[list[float]]:
     """Take part in sums and gathers of two; returns the seconds of each, of few values and of `values`.
 
     Args:
         place: where the two meet, as torch's `init_method`.
+        timeout: so long each waits for the other; torch's own when left out.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=place, rank=rank, world_size=2)
+    dist.init_process_group(backend, init_method=place, rank=rank, world_size=2, timeout=timeout)
     try:
         return [
             [_median_s(one, torch.zeros(count, device=device)) for count in (_SMALL, values)]

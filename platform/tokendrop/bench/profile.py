@@ -83,7 +83,8 @@ def timed_job(config: ExperimentConfig) -> ExperimentConfig:
     train = replace(config.train, tensor_parallel=1, context_parallel=1, fp8=None, fp8_emulated=False)
     if config.train.group > 1:
         train = replace(train, activation_checkpointing=bool(train.activation_checkpointing))
-    scaling = ScalingConfig(cpus_per_worker=config.scaling.cpus_per_worker)
+    had = config.scaling
+    scaling = ScalingConfig(cpus_per_worker=had.cpus_per_worker, gpus_per_worker=had.gpus_per_worker)
     return replace(config, drop=_timed_method(config), train=train, scaling=scaling)
 
 

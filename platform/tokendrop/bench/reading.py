@@ -28,6 +28,7 @@ from tokendrop.train.task import TaskData
 MICRO_BATCH = 8
 _VOCABULARY = 50257
 _DOCUMENTS_PER_BLOCK = 512
+_WINDOW = 8192  # rows that are shuffled together: two shards, so that more are read as it goes on
 _FARTHEST, _MOST_WORKERS, _MOST_ACCUMULATED = 10**12, 1024, 8
 
 Epoch = Callable[[], Iterator[Tensor]]
@@ -80,7 +81,7 @@ def _job(rows: int, sequence_length: int) -> ExperimentConfig:
     tree = {
         "name": "bench-data",
         "model": {"kind": "gpt", **sizes},
-        "data": {"corpus": ["random"]},
+        "data": {"corpus": ["random"], "shuffle_rows": _WINDOW},
         "train": {"length": f"{max(1, rows // MICRO_BATCH)} steps", **batch},
     }
     return build(ExperimentConfig, tree, "")

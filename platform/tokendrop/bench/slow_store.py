@@ -3,7 +3,7 @@
 import io
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -22,6 +22,8 @@ class SlowStore(LocalFileSystem):
 
     protocol = _SCHEME
     cachable = False
+    reads: ClassVar[list[float]] = []
+    """When each file was there, by the monotonic clock."""
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -31,6 +33,7 @@ class SlowStore(LocalFileSystem):
         assert mode == "rb", mode
         content = Path(path).read_bytes()
         time.sleep(LATENCY_S + len(content) / BYTES_PER_S)
+        self.reads.append(time.monotonic())
         return io.BytesIO(content)
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:

@@ -105,9 +105,8 @@ def _images(options: argparse.Namespace) -> Mapping[str, Any]:
 def _elastic_arguments(parser: argparse.ArgumentParser) -> None:
     _add_job(parser, "elastic.yaml")
     add_overrides(parser)
-    parser.add_argument(
-        "--within", type=number(1, 100), default=1.35, help="times the hours of one size for the plan (default 1.35)"
-    )
+    within = "times the hours of the run of one size that the run by plan may take (default 1.35)"
+    parser.add_argument("--within", type=number(1, 100), default=1.35, help=within)
     parser.add_argument("--resizes", type=whole(1), default=20, help="changes of workers (default 20)")
     parser.add_argument("--stretch", type=whole(1), default=30, help="steps between two of them (default 30)")
     parser.add_argument("--brief", action="store_true", help="no more than what the plan saves: some 12 minutes")

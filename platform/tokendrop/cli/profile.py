@@ -1,16 +1,18 @@
 """`tokendrop profile`: measures this machine for `scaling.profile`, or takes what `tokendrop bench device` measured."""
 
 import argparse
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from tokendrop.cli.arguments import add_overrides, job_file, path, whole
 from tokendrop.cli.command import Command, Outcome
-from tokendrop.config.experiment import ExperimentConfig
 from tokendrop.config.load import dump, load_job
+from tokendrop.config.run import ScalingConfig
 from tokendrop.errors import UserError
 from tokendrop.output import count, log, table
-from tokendrop.schedule.device import DeviceProfile, Link
+from tokendrop.schedule.device import DeviceProfile
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, metavar="FILE", help="a new .yaml file (default NAME.profile.yaml)")
     parser.add_argument("--rounds", type=whole(1), default=3, help="interleaved repeats (default 3)")
     parser.add_argument("--resizes", type=path, metavar="RUN", help="take what a resize costs from a run that had some")
-    parser.add_argument("--nodes", action="store_true", help="measure between two nodes of RAY_ADDRESS too")
+    parser.add_argument("--nodes", action="store_true", help="measure the link between two nodes of RAY_ADDRESS too")
     parser.add_argument(
         "--from", dest="measured", type=path, metavar="FILE", help="take step times from this file of bench device"
     )
@@ -50,22 +52,21 @@ def run(options: argparse.Namespace) -> Outcome:
     check_memory(timed_job(config))
     resizes: Path | None = options.resizes
     resized = None if resizes is None else plan_with_resizes(resizes)
-    between = _measured_between(config) if options.nodes else None
+    add_node_link = _node_link_of(config.scaling) if options.nodes else None
     measured = measure_profile(config, name=out.name.removesuffix(out.suffix), rounds=options.rounds, log=log)
-    if between is not None:
-        source = f"{measured.source} Links between nodes: one device on each of two nodes of a Ray cluster."
-        measured = replace(measured, between_nodes=between, source=source)
+    if add_node_link is not None:
+        measured = add_node_link(measured)
     if resizes is not None and resized is not None:
         measured = with_resizes(measured, resized, resizes)
     return _written(measured, out)
 
 
-def _measured_between(config: ExperimentConfig) -> Link:
-    from tokendrop.bench.node_link import measure_node_link
+def _node_link_of(scaling: ScalingConfig) -> Callable[[DeviceProfile], DeviceProfile]:
+    """Measure the link between two nodes; returns what puts it into a profile."""
+    from tokendrop.bench.node_link import measure_node_link, with_node_link  # here, for Ray takes seconds
 
-    link = measure_node_link(config.scaling)
-    log(f"nodes    {link.bytes_per_s / 1e6:.4g} MB/s, {link.latency_s * 1e6:.4g} us between two nodes")
-    return link
+    link, backend = measure_node_link(scaling, log=log)
+    return partial(with_node_link, link=link, backend=backend)
 
 
 def _from_measured(measured: Path, like: str, out: Path | None) -> Outcome:
@@ -96,7 +97,9 @@ def profile_text(profile: DeviceProfile, path: str) -> str:
         cells = [f"{point.kept_length}", f"{point.micro_batch}", f"{point.seconds:.4g}", count(achieved)]
         rows.append([speed.model, *cells])
     storage = profile.checkpoint_bytes_per_s, profile.restore_bytes_per_s or profile.checkpoint_bytes_per_s
-    links = {"within a node": profile.within_node, "between nodes": profile.between_nodes}
+    links = {"within a node": profile.within_node}
+    if profile.between_nodes != profile.within_node:
+        links["between nodes"] = profile.between_nodes
     told = [
         f"{where}: all-reduce {count(link.bytes_per_s)}B/s, {link.latency_s * 1e6:.3g} us;"
         f" all-gather {count(link.gather_bytes_per_s or link.bytes_per_s)}B/s\n"
