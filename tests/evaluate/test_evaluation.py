@@ -71,6 +71,7 @@ def test_the_command_prints_tasks_and_held_out_loss(tiny_run: Path, documents: P
         ["validation", "loss", f"{held_out['val_loss']:.4f}"],
         ["validation", "perplexity", f"{held_out['perplexity']:.4f}"],
         ["validation", "word_perplexity", f"{held_out['word_perplexity']:.3e}"],
+        ["validation", "rows", f"{held_out['rows']}"],
     ]
     assert held_out == held_out_figures(tiny_run)
     assert result["n_samples"] == {"tiny_choices": 4}

@@ -84,6 +84,16 @@ def test_results_are_plain_numbers_by_task_and_metric(tiny_run: Path, documents:
     assert result["versions"] == {"tiny_choices": 1.0, "tiny_last_word": 1.0}
 
 
+def test_a_task_that_does_not_say_how_much_to_write_leaves_a_short_model_room_for_its_context(
+    tiny_run: Path, documents: Path, tmp_path: Path
+):
+    """The paper's suite has such tasks, and the small jobs have models of 128 tokens."""
+    writing = (TASKS / "tiny_writing.yaml").read_text()
+    short = tmp_path / "short.yaml"
+    short.write_text(writing.replace("max_gen_toks: 24, ", "").replace("tiny_writing", "tiny_short"))
+    assert evaluate_tasks(tiny_run, [str(short)], None, limit=2)["n_samples"] == {"tiny_short": 2}
+
+
 def test_evaluation_never_drops_tokens(tiny_run: Path, make_run, documents: Path, tmp_path: Path):
     run = make_run(tmp_path, load_run(tiny_run)[1], layers=4)
     model, tokenizer, _ = load_run(run)

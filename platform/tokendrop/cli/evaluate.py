@@ -127,6 +127,7 @@ def evaluation_text(result: Mapping[str, Any]) -> str:
 
     for split, figures in held_out_of(result).items():
         rows += [[split, name, _number(value), ""] for name, value in figures.items()]
+        rows.append([split, "rows", f"{result[split]['rows']:,}", ""])
     return f"{result['checkpoint']}\n\n" + table(["task", "metric", "value", "stderr"], rows)
 
 

@@ -34,7 +34,6 @@ class LmEvalAdapter(TemplateLM):
     same input and unequal numbers of tokens to score (lm-eval 0.4.13).
     """
 
-    max_gen_toks = 256  # of tasks that do not say; the same as in lm-eval's Hugging Face adapter
     batch_size = 1  # lm-eval reports it; batches here are filled by tokens
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, *, batch_tokens: int = BATCH_TOKENS) -> None:
@@ -46,6 +45,8 @@ class LmEvalAdapter(TemplateLM):
         self._model, self._bpe, self._batch_tokens = model.eval(), tokenizer, batch_tokens
         self._device = model.device
         self.max_length = model.sequence_length
+        # of tasks that do not say: as lm-eval's Hugging Face adapter, and no more than half of a short model
+        self.max_gen_toks = min(256, self.max_length // 2)
 
     @property
     def eot_token_id(self) -> int:
