@@ -297,15 +297,3 @@ def test_an_argument_that_is_wrong_is_named(complaint, tmp_path, monkeypatch, ar
     monkeypatch.chdir(tmp_path)
     assert complaint("bench", "device", *arguments).startswith(sentence)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-def test_layers_are_compiled_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By real inductor, with micro batches that grow; nothing of it is left out."""
-    sizes = replace(SIZES["gpt-1m"], micro_batch=1, sequence_length=128, vocab_size=64)
-    monkeypatch.setitem(SIZES, "gpt-1m", sizes)
-    wanted = replace(WANTED, presets=("gpt-1m",), minutes=60, precision="auto", compiled=True)
-    result = bench_device(wanted, log=lambda _: None, save=lambda _: None)
-    (model,) = result["models"]
-    assert (model["compile"], result["compiled"], result["skipped"]) == (True, True, [])
-    assert all(length["step_ms"]["min"] > 0 for length in model["lengths"].values())
