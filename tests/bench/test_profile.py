@@ -131,3 +131,11 @@ def test_step_times_and_links_are_of_the_same_kind_of_device(monkeypatch) -> Non
     other = ScalingConfig(gpus_per_worker=0 if torch.cuda.is_available() else 1)
     with pytest.raises(UserError, match=r"^--nodes: want scaling\.gpus_per_worker of 1 on a machine with a GPU"):
         measure_node_link(other, log=print)
+
+
+def test_a_job_with_cuda_graphs_is_timed_with_them() -> None:
+    """These want a GPU for each worker, which the one that is timed has too."""
+    graphs = {"train__compile": "static", "train__cuda_graphs": True, "drop__buckets": 2}
+    timed = timed_job(experiment(scaling__gpus_per_worker=1, **graphs))
+    assert timed.train.cuda_graphs
+    assert timed.scaling.gpus_per_worker == 1
