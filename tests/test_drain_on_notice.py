@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -109,33 +109,37 @@ def test_a_notice_is_seen_with_the_time_that_is_left_and_nothing_else_is_one(mon
 
 
 @pytest.mark.ray
-def test_a_notice_drains_the_node_that_the_watcher_runs_on() -> None:
+@pytest.mark.parametrize("starts_again", [False, True], ids=["", "Ray is started again meanwhile"])
+def test_a_notice_drains_the_node_that_the_watcher_runs_on(starts_again: bool) -> None:
     """What a run does about a drain is in launch/test_autoscaling.py."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     cloud, options = Cloud(), {"num-cpus": 1, "node-ip-address": "127.0.0.2"}
-    with (
-        short_folder() as folder,
-        ray_head(sys.executable, folder, environment, options) as head,
-        metadata(cloud) as address,
-    ):
+    with ExitStack() as everything, ExitStack() as first:
+        address = everything.enter_context(metadata(cloud))
+        folders = [everything.enter_context(short_folder()) for _ in range(2)]
+        head = first.enter_context(ray_head(sys.executable, folders[0], environment, options))
         watch = subprocess.Popen(
             [sys.executable, SCRIPT, "auto", f"--metadata={address}"],
             env=environment | {"RAY_ADDRESS": f"127.0.0.2:{head.gcs}"},
             stdout=subprocess.PIPE,
             text=True,
         )
-        try:
-            assert watch.stdout is not None
-            line = next(line for line in watch.stdout if not line.startswith("waiting for Ray"))
-            watching = re.fullmatch(r"watching for a notice to node (\w{56})\n", line)
-            assert watching is not None, line
-            assert head.process.poll() is None
-            cloud.aws = datetime.now(UTC) + timedelta(seconds=120)
-            assert watch.stdout.read().startswith(f"drained node {watching[1]}, 1")
-            assert watch.wait(60) == 0
-        finally:
-            end(watch)
+        everything.callback(end, watch)
+        assert watch.stdout is not None
+        line = next(line for line in watch.stdout if not line.startswith("waiting for Ray"))
+        watching = re.fullmatch(r"watching for a notice to node (\w{56})\n", line)
+        assert watching is not None, line
+        if starts_again:
+            first.close()
+            options |= {"port": head.gcs}
+            everything.enter_context(ray_head(sys.executable, folders[1], environment, options))
+        cloud.aws = datetime.now(UTC) + timedelta(seconds=120)
+        line = next(line for line in watch.stdout if not line.startswith("waiting for Ray"))
+        drained = re.fullmatch(r"drained node (\w{56}), 1\d\d s before its end\n", line)
+        assert drained is not None, line
+        assert (drained[1] != watching[1]) == starts_again
+        assert watch.wait(60) == 0
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp"])

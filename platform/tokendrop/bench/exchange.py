@@ -41,20 +41,20 @@ def link_of(seconds: list[list[float]], *, values: int) -> Link:
 
 
 def exchange(
-    rank: int, place: str, *, device: torch.device, values: int, timeout: timedelta | None = None
+    rank: int, meeting: str, *, device: torch.device, values: int, timeout: timedelta | None = None
 ) -> list[list[float]]:
     """Take part in sums and gathers of two; returns the seconds of each, of few values and of `values`.
 
     Args:
-        place: where the two meet, as torch's `init_method`.
+        meeting: where the two meet, as torch's `init_method`.
         timeout: so long each waits for the other; torch's own when left out.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=place, rank=rank, world_size=2, timeout=timeout)
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=2, timeout=timeout)
     try:
         return [
-            [_median_s(one, torch.zeros(count, device=device)) for count in (_SMALL, values)]
-            for one in (dist.all_reduce, _all_gather)
+            [_median_s(operation, torch.zeros(count, device=device)) for count in (_SMALL, values)]
+            for operation in (dist.all_reduce, _all_gather)
         ]
     finally:
         dist.destroy_process_group()
@@ -73,13 +73,13 @@ def _all_gather(whole: Tensor) -> None:
     dist.all_gather(halves, halves[dist.get_rank()].clone())
 
 
-def _median_s(one: Callable[[Tensor], object], tensor: Tensor) -> float:
+def _median_s(operation: Callable[[Tensor], object], tensor: Tensor) -> float:
     """The median of some; one before them warms up."""
     seconds: list[float] = []
     for _ in range(_REPEATS + 1):
         dist.barrier()
         started = time.perf_counter()
-        one(tensor)
+        operation(tensor)
         if tensor.is_cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)

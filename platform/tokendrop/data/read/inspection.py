@@ -83,8 +83,8 @@ def find_sample(folder: Path, sample: int, split: Split) -> Sample:
         tokens = found.input_ids_BCS[found.attention_mask_BCS].tolist()
     elif header.kind == "images":
         tokens = [tokens[1]]  # whose text is its class
-    (inside_row,) = read_documents(folder, shard, [inside])
-    documents = tuple(_part(found, header.files) for found in inside_row)
+    (found_here,) = read_documents(folder, shard, [inside])
+    documents = tuple(_part(one, header.files) for one in found_here)
     return Sample(
         sample=sample,
         split=split,
